@@ -13,7 +13,7 @@ from strategies.validation.assertions.typecheck_hook import WrongHook as WrongHo
 from strategies.validation.assertions.typecheck_hook import assert_typecheck_hook as assert_typecheck_hook
 from strategies.validation.sources.functions import FunctionCall as FunctionCall
 from strategies.validation.sources.protocol import FunctionSource as FunctionSource
-from strategies.validation.sources.protocol import Layout as Layout
+from strategies.validation.sources.protocol import NamedLayout as NamedLayout
 from strategies.validation.sources.protocol import RefusedLayouts as RefusedLayouts
 from strategies.validation.sources.protocol import replicated as replicated
 from strategies.validation.sources.protocol import sharded as sharded

@@ -62,7 +62,7 @@ MOVED: set[str] = {
     "WrongHook",
     "FunctionCall",
     "FunctionSource",
-    "Layout",
+    "NamedLayout",
     "RefusedLayouts",
     "replicated",
     "sharded",

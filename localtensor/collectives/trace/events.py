@@ -110,12 +110,12 @@ _shape_text = lru_cache(1 << 12)(shape_text)
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TracedSpec:
     """A tensor's shape, dtype and placements.
 
     >>> import torch
     >>> from torch.distributed.tensor import Replicate, Shard
-    >>> str(Layout((4, 2), torch.float32, (Shard(0), Replicate())))
+    >>> str(TracedSpec((4, 2), torch.float32, (Shard(0), Replicate())))
     'f32[4,2] S(0),R'
     """
 
@@ -124,7 +124,7 @@ class Layout:
     placements: tuple[Any, ...]
 
     @classmethod
-    def of(cls, spec: Any) -> Layout:
+    def of(cls, spec: Any) -> TracedSpec:
         """The layout of a DTensorSpec."""
         meta = spec.tensor_meta
         return cls((), None, spec.placements) if meta is None else cls(meta.shape, meta.dtype, spec.placements)
@@ -136,7 +136,7 @@ class Layout:
 
 def layouts_text(specs: Sequence[Any]) -> str:
     """DTensorSpecs in short form; None is no tensor."""
-    return ", ".join(str(Layout.of(spec)) for spec in specs if spec is not None)
+    return ", ".join(str(TracedSpec.of(spec)) for spec in specs if spec is not None)
 
 
 @lru_cache(1 << 12)

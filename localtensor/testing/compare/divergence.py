@@ -21,7 +21,7 @@ from localtensor.testing.compare.explain import (
 )
 from localtensor.testing.compare.find_layout import (
     AxisLayout,
-    Layout,
+    MeshLayout,
     find_layout,
     values_text,
 )
@@ -52,7 +52,7 @@ class Findings:
     `differing` are the values that differ: the first, and those of the first `MOST_AFTER` after it.
     """
 
-    layouts: dict[Key, Layout] = field(default_factory=dict)
+    layouts: dict[Key, MeshLayout] = field(default_factory=dict)
     not_compared: dict[Key, str] = field(default_factory=dict)
     divergence: Divergence | None = None
     differing: list[Key] = field(default_factory=list)
@@ -209,7 +209,7 @@ def _part(sides: Sides, key: Key, held: Sequence[Observation | None]) -> Sides:
 
 def _layout_and_problem(
     sides: Sides, findings: Findings, key: Key, one: Observation, there: Sequence[Observation]
-) -> tuple[Layout | None, str | None]:
+) -> tuple[MeshLayout | None, str | None]:
     """The layout of what the ranks hold, None if it has none, and why it is wrong nevertheless."""
     gradient = key._replace(kind="gradient")
     if key.kind == AFTER:
@@ -245,7 +245,7 @@ def _not_compared(part: Sides, sides: Sides, findings: Findings, key: Key, one: 
 
 def _layout_of(
     sides: Sides, findings: Findings, key: Key, one: Observation, held: Sequence[Observation]
-) -> Layout | None:
+) -> MeshLayout | None:
     factors = [1.0]
     if key.kind == GRADIENT_OF_OUTPUT:  # of a mean over the rank's own part of the batch
         parts = torch.Size([sides.mesh[axis] for axis in _mean_axes(sides, findings, key.step)]).numel()
@@ -301,7 +301,7 @@ def _mean_axes(sides: Sides, findings: Findings, step: int) -> tuple[str, ...]:
     return tuple(name for name in sides.mesh if name in sides.batch_axes or name in pending)
 
 
-def layout_of_placements(one: Observation, axes: int) -> list[Layout]:
+def layout_of_placements(one: Observation, axes: int) -> list[MeshLayout]:
     """The layout that a DTensor on the whole mesh says of itself."""
     if one.placements is None or len(one.placements) != axes:
         return []
@@ -313,10 +313,10 @@ def layout_of_placements(one: Observation, axes: int) -> list[Layout]:
             said.append(AxisLayout("S", placement.dim, (1,) * getattr(placement, "split_factor", 1)))
         else:
             said.append(AxisLayout("R"))
-    return [Layout(tuple(said))] if all(a.op in ("", "sum", "avg") for a in said) else []
+    return [MeshLayout(tuple(said))] if all(a.op in ("", "sum", "avg") for a in said) else []
 
 
-def _not_allowed(sides: Sides, key: Key, layout: Layout) -> str | None:
+def _not_allowed(sides: Sides, key: Key, layout: MeshLayout) -> str | None:
     """Why a layout that fits is wrong nevertheless: a reduction that is not done any more."""
     one = sides.ranks[0].seen[key]
     if not layout.pending or any(isinstance(placement, Partial) for placement in one.placements or ()):
@@ -331,7 +331,12 @@ def _not_allowed(sides: Sides, key: Key, layout: Layout) -> str | None:
 
 
 def _divergence(
-    sides: Sides, findings: Findings, key: Key, held: Sequence[Observation], layout: Layout | None, problem: str | None
+    sides: Sides,
+    findings: Findings,
+    key: Key,
+    held: Sequence[Observation],
+    layout: MeshLayout | None,
+    problem: str | None,
 ) -> Divergence:
     want, slack = sides.reference.seen[key].value, sides.slack(key)
     if not held:

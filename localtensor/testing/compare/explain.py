@@ -12,7 +12,7 @@ from torch import Tensor
 from localtensor.layout.tolerance import is_inexact, within_slack
 from localtensor.testing.compare.find_layout import (
     AxisLayout,
-    Layout,
+    MeshLayout,
     assemble_layout,
     find_layout,
     fits,
@@ -133,7 +133,7 @@ def pending_source(sides: Sides, findings: Findings, key: Key) -> Key | None:
     return run[-1][0] if run else None
 
 
-def _is_pending_sum(sides: Sides, key: Key, layout: Layout) -> bool:
+def _is_pending_sum(sides: Sides, key: Key, layout: MeshLayout) -> bool:
     one = next((rank.seen[key] for rank in (*sides.ranks, *sides.others) if key in rank.seen), None)
     declared = one is not None and one.placements is not None
     return not declared and any(layout.axes[axis].op == "sum" for axis in layout.pending)
@@ -244,7 +244,7 @@ def windows(x: Tensor, want: Tensor, slack: Tensor, dims: Sequence[int]) -> tupl
     return (dim, found[0], found[0] + length) if len(found) == 1 else None
 
 
-def halo_layout(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> Layout | None:
+def halo_layout(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> MeshLayout | None:
     """Shards of one dim along one mesh axis that overlap, in their order, and leave nothing out; None if it is otherwise."""
     ranks = torch.arange(len(held)).reshape(sides.sizes)
     for axis, size in enumerate(sides.sizes):
@@ -258,7 +258,7 @@ def halo_layout(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tenso
         alike = equal_along(sides, held, [other for other in range(len(sides.sizes)) if other != axis])
         if whole and ordered and (groups.shape[1] == 1 or alike):
             shard = AxisLayout("S", places[0][0], halo=True)
-            return Layout(tuple(shard if other == axis else AxisLayout("R") for other in range(len(sides.sizes))))
+            return MeshLayout(tuple(shard if other == axis else AxisLayout("R") for other in range(len(sides.sizes))))
     return None
 
 

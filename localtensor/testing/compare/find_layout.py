@@ -52,7 +52,7 @@ PENDING = (AxisLayout("P", op="avg"), AxisLayout("P", op="sum"))
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class MeshLayout:
     """The layout along each mesh axis, and the factor by which the assembled tensor is too large."""
 
     axes: tuple[AxisLayout, ...]
@@ -73,10 +73,10 @@ def find_layout(
     sizes: Sequence[int],
     want: Tensor,
     slack: Tensor,
-    first: Sequence[Layout] = (),
+    first: Sequence[MeshLayout] = (),
     factors: Sequence[float] = (1.0,),
     blocks: Sequence[int] = (),
-) -> Layout | None:
+) -> MeshLayout | None:
     """The first layout under which the ranks' tensors assemble to `want` within `slack`; None if no layout does.
 
     `held` has the local tensor of each rank in the order of the mesh, whose axes have these sizes.  `first` are tried
@@ -90,7 +90,7 @@ def find_layout(
     'P(sum)'
     """
     candidates = itertools.chain(
-        first, (Layout(axes, factor) for factor in factors for axes in _layouts(held, sizes, want, blocks))
+        first, (MeshLayout(axes, factor) for factor in factors for axes in _layouts(held, sizes, want, blocks))
     )
     for layout in itertools.islice(candidates, MOST_LAYOUTS):
         made = assemble_layout(held, sizes, layout)
@@ -104,7 +104,7 @@ def fits(made: Tensor, want: Tensor, slack: Tensor) -> bool:
     return made.shape == want.shape and made.dtype == want.dtype and bool(within_slack(made, want, slack).all())
 
 
-def assemble_layout(held: Sequence[Tensor], sizes: Sequence[int], layout: Layout) -> Tensor | None:
+def assemble_layout(held: Sequence[Tensor], sizes: Sequence[int], layout: MeshLayout) -> Tensor | None:
     """The tensor of which these are the pieces under a layout; None if they cannot be."""
     pieces = list(held)
     for size, axis in zip(reversed(sizes), reversed(layout.axes), strict=True):  # the last axis is the innermost
@@ -181,7 +181,7 @@ def _layouts(
 
 def permuted_layout(
     held: Sequence[Tensor], sizes: Sequence[int], want: Tensor, slack: Tensor
-) -> tuple[Layout, tuple[int, ...]] | None:
+) -> tuple[MeshLayout, tuple[int, ...]] | None:
     """A layout that fits when ranks along one mesh axis change places, and whose place each takes; None if none does.
 
     >>> x = torch.arange(4.0)
@@ -212,7 +212,7 @@ def values_text(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tenso
     ):
         rows = _rows_of_ranks(sides.sizes, axes)
         cut = [i for i, axis in enumerate(axes) if axis.kind == "S"]
-        sizes, layout = [sides.sizes[i] for i in cut], Layout(tuple(axes[i] for i in cut))
+        sizes, layout = [sides.sizes[i] for i in cut], MeshLayout(tuple(axes[i] for i in cut))
         made = [assemble_layout([held[rank] for rank in row], sizes, layout) for row in rows]
         whole = [x for x in made if x is not None and x.shape == want.shape]
         if len(whole) < len(rows):
@@ -252,7 +252,7 @@ def _rows_of_ranks(sizes: Sequence[int], axes: Sequence[AxisLayout]) -> list[lis
     return rows
 
 
-def _part_of(held: Sequence[Tensor], sizes: Sequence[int], layout: Layout, number: int) -> Tensor:
+def _part_of(held: Sequence[Tensor], sizes: Sequence[int], layout: MeshLayout, number: int) -> Tensor:
     """Which elements of the whole tensor one of these ranks has, under a layout of shards."""
     found = assemble_layout([torch.full(x.shape, other == number) for other, x in enumerate(held)], sizes, layout)
     return torch.zeros((), dtype=torch.bool) if found is None else found

@@ -11,7 +11,7 @@ from torch import Tensor
 from localtensor.layout.tolerance import is_inexact, measured_slack
 from localtensor.testing.compare.divergence import Sides
 from localtensor.testing.compare.explain import windows
-from localtensor.testing.compare.find_layout import Layout, find_layout, fits
+from localtensor.testing.compare.find_layout import MeshLayout, find_layout, fits
 from localtensor.testing.compare.op_stream import Op, OpStream
 from localtensor.testing.compare.watch import BACKWARD, Key, region_of
 
@@ -34,7 +34,7 @@ class Match:
     `reshaped` if the dims of the layout are those of what it was before a change of its shape.
     """
 
-    layout: Layout | None
+    layout: MeshLayout | None
     stale: Key | None = None
     reshaped: bool = False
 
@@ -173,7 +173,7 @@ class OpValues:
             return None
         return [stream.values[one.gives[0]] for stream, one in zip(self.streams, same, strict=True) if one is not None]
 
-    def likely_layout(self, values: Values) -> Layout | None:
+    def likely_layout(self, values: Values) -> MeshLayout | None:
         """The layout of a value, or that of what it is computed from, element by element."""
         for _ in range(MOST_STEPS):
             match, made = self.match(values), self.made(values)

@@ -17,7 +17,7 @@ from localtensor.testing.compare import programs
 from localtensor.testing.compare.api import check_repeated
 from localtensor.testing.compare.comparison import Comparison, comparison_of, has_evidence, notes_of_values
 from localtensor.testing.compare.divergence import Divergence, Findings, Sides, first_divergence, layout_of_placements
-from localtensor.testing.compare.find_layout import Layout, assemble_layout, find_layout
+from localtensor.testing.compare.find_layout import MeshLayout, assemble_layout, find_layout
 from localtensor.testing.compare.names import NameMap, find_names
 from localtensor.testing.compare.script_watch import PASSES, ScriptWatch, mesh_of_groups
 from localtensor.testing.compare.suspects import CloserLook, closer_look
@@ -189,7 +189,7 @@ class _Whole:
 
     scripts: _Scripts
     ranks: Sequence[Watch]
-    layouts: dict[Key, Layout | None] = field(default_factory=dict)
+    layouts: dict[Key, MeshLayout | None] = field(default_factory=dict)
 
     def of_reference(self) -> Watch:
         for key, one in self.ranks[0].seen.items():

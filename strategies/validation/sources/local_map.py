@@ -24,7 +24,7 @@ from strategies.model.settings import BadRules
 from strategies.torch_api.specs import LocalMapDeclaration, local_map_declaration
 from strategies.validation.sources.functions import FunctionCall
 from strategies.validation.sources.module_samples import drawn_calls, samples_of_module
-from strategies.validation.sources.protocol import Answer, FunctionSource, Layout, RefusedLayouts
+from strategies.validation.sources.protocol import Answer, FunctionSource, NamedLayout, RefusedLayouts
 from strategies.validation.sources.script import Wording
 
 
@@ -77,10 +77,10 @@ class LocalMaps(FunctionSource):
             for args in every if not names or name in names else ():
                 yield FunctionCall(name, declaration.function, args, {}, "samples()")
 
-    def layouts(self, x: Tensor, ranks: int) -> Sequence[Layout]:
+    def layouts(self, x: Tensor, ranks: int) -> Sequence[NamedLayout]:
         return [_layout(Replicate(), None)]
 
-    def tuples(self, call: FunctionCall, ranks: int) -> list[tuple[Layout, ...]]:
+    def tuples(self, call: FunctionCall, ranks: int) -> list[tuple[NamedLayout, ...]]:
         declared = self._declared[call.label]
         inputs = [one for one in declared.inputs if one is not None]
         if len(inputs) != len(call.tensors):
@@ -89,7 +89,7 @@ class LocalMaps(FunctionSource):
         kept = [grad for grad, one in zip(grads, declared.inputs, strict=True) if one is not None]
         return [tuple(_layout(one, grad) for one, grad in zip(inputs, kept, strict=True))]
 
-    def outputs(self, call: FunctionCall, inputs: Sequence[Layout], ranks: int) -> Answer:
+    def outputs(self, call: FunctionCall, inputs: Sequence[NamedLayout], ranks: int) -> Answer:
         declared = self._declared[call.label]
         if declared.axes != 1:
             raise RefusedLayouts(f"its placements are of {declared.axes} mesh axes")
@@ -98,12 +98,14 @@ class LocalMaps(FunctionSource):
     def code(self, call: FunctionCall, text: str) -> str:
         return f"{self._module}.{call.label}.args[0]({text})"
 
-    def wording(self, call: FunctionCall, inputs: Sequence[Layout], outputs: Sequence[Layout | None]) -> Wording:
+    def wording(
+        self, call: FunctionCall, inputs: Sequence[NamedLayout], outputs: Sequence[NamedLayout | None]
+    ) -> Wording:
         head = super().wording(call, inputs, outputs).head
         return Wording(head, f"\nsys.path.insert(0, {self._folder!r})\nimport {self._module}\n")
 
 
-def _layout(placement: Placement, gradient: Placement | None) -> Layout:
+def _layout(placement: Placement, gradient: Placement | None) -> NamedLayout:
     """The layout of a placement; its gradient's is the given one, else as DTensor has it."""
     usual = Replicate() if isinstance(placement, Partial) else placement
-    return Layout(short(placement), placement, gradient or usual)
+    return NamedLayout(short(placement), placement, gradient or usual)

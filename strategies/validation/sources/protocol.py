@@ -34,7 +34,7 @@ MOST_SINGLE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class NamedLayout:
     """One way in which ranks hold a tensor along one mesh axis.
 
     `name` is the source's word for it.  `meaning` is how a whole is split into the ranks' pieces and how the pieces make a
@@ -49,19 +49,19 @@ class Layout:
         return self.name
 
 
-def replicated() -> Layout:
+def replicated() -> NamedLayout:
     """The layout R: the same value on each rank; each rank's gradient is a part of the sum."""
-    return Layout("R", Replicate(), Partial())
+    return NamedLayout("R", Replicate(), Partial())
 
 
-def sharded(dim: int) -> Layout:
+def sharded(dim: int) -> NamedLayout:
     """The layout S(dim): each rank has a shard of that dim; so is its gradient."""
-    return Layout(f"S({dim})", Shard(dim), Shard(dim))
+    return NamedLayout(f"S({dim})", Shard(dim), Shard(dim))
 
 
-def summed() -> Layout:
+def summed() -> NamedLayout:
     """The layout P: the ranks' values are parts of a sum; the gradient is the same on each rank."""
-    return Layout("P", Partial(), Replicate())
+    return NamedLayout("P", Partial(), Replicate())
 
 
 class RefusedLayouts(Exception):
@@ -81,7 +81,7 @@ class Answer:
     """The layouts of a call's tensor results, in order; `local[rank]` are the rank's own non-tensor arguments as text,
     where they differ from the call's; `run` runs all ranks together, for calls that communicate."""
 
-    outputs: tuple[Layout | None, ...]
+    outputs: tuple[NamedLayout | None, ...]
     local: tuple[str, ...] | None = None
     run: LocalRun | None = None
 
@@ -131,10 +131,10 @@ class FunctionSource(abc.ABC):
         no names.  Those of one function stand together."""
 
     @abc.abstractmethod
-    def layouts(self, x: Tensor, ranks: int) -> Sequence[Layout]:
+    def layouts(self, x: Tensor, ranks: int) -> Sequence[NamedLayout]:
         """The layouts that a whole tensor can have along one mesh axis of so many ranks, the replicated one first."""
 
-    def tuples(self, call: FunctionCall, ranks: int) -> list[tuple[Layout, ...]]:
+    def tuples(self, call: FunctionCall, ranks: int) -> list[tuple[NamedLayout, ...]]:
         """The tuples of layouts of a call's tensors to ask about; by default of all that they can have."""
         return layout_tuples([self.layouts(x, ranks) for x in call.tensors])
 
@@ -147,7 +147,9 @@ class FunctionSource(abc.ABC):
         return (case.ranks,)
 
     @abc.abstractmethod
-    def outputs(self, call: FunctionCall, inputs: Sequence[Layout], ranks: int) -> Answer | Sequence[Layout | None]:
+    def outputs(
+        self, call: FunctionCall, inputs: Sequence[NamedLayout], ranks: int
+    ) -> Answer | Sequence[NamedLayout | None]:
         """The layouts of the tensor results of a call whose tensors have these layouts.
 
         Raises `RefusedLayouts` where the source takes no such call, and `SourceRaises` where it fails instead.
@@ -157,7 +159,9 @@ class FunctionSource(abc.ABC):
         """Every function by its label; by default those of all calls."""
         return {call.label: call.function for call in self.calls((), 0)}
 
-    def wording(self, call: FunctionCall, inputs: Sequence[Layout], outputs: Sequence[Layout | None]) -> Wording:
+    def wording(
+        self, call: FunctionCall, inputs: Sequence[NamedLayout], outputs: Sequence[NamedLayout | None]
+    ) -> Wording:
         """What the scripts of this source's findings have beside the call."""
         shown = f"{', '.join(map(str, inputs))} -> {', '.join(map(str, outputs))}"
         return Wording(f"{self.title} claims {call.label}: {shown}")
@@ -231,7 +235,7 @@ class FunctionClaims:
         self.call = functions.function_call(sample, source.labels)
         self.drawn: tuple[int, int] | None = None
         self.failures: list[str] = []
-        self.words: dict[str, tuple[Sequence[Layout], Sequence[Layout | None]]] = {}
+        self.words: dict[str, tuple[Sequence[NamedLayout], Sequence[NamedLayout | None]]] = {}
         """The layouts of each claim, in the source's own words, by its rule."""
 
     def _fits(self, given: Sequence[Placement], texts: Sequence[str] | None, ranks: int) -> bool:
@@ -282,7 +286,7 @@ class FunctionClaims:
                 found.add(key)
                 yield claim
 
-    def _claim(self, inputs: Sequence[Layout], answer: Answer, ranks: int) -> Claim | None:
+    def _claim(self, inputs: Sequence[NamedLayout], answer: Answer, ranks: int) -> Claim | None:
         sample, wrt = self.sample, self.call.wrt
         outputs = answer.outputs
         words = f"{', '.join(map(str, inputs))} -> {', '.join('-' if one is None else str(one) for one in outputs)}"
@@ -304,7 +308,7 @@ class FunctionClaims:
         return Claim(rule, words, local, concatenated=self.source.concatenated)
 
 
-def layout_tuples(choices: Sequence[Sequence[Layout]]) -> list[tuple[Layout, ...]]:
+def layout_tuples(choices: Sequence[Sequence[NamedLayout]]) -> list[tuple[NamedLayout, ...]]:
     """The tuples to put to a source: one layout for all tensors, then those with the most replicas first; `MOST_TUPLES`."""
     names = [[one.name for one in row] for row in choices]
     together = [name for name in names[0] if all(name in row for row in names)] if names else []

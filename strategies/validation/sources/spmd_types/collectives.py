@@ -20,12 +20,12 @@ from torch.distributed.tensor import Shard
 from localtensor.errors import error_in_one_line
 from strategies.model.oracle import REJECTIONS
 from strategies.validation.sources.functions import FunctionCall, gradients
-from strategies.validation.sources.protocol import Answer, Layout, RefusedLayouts, sharded
+from strategies.validation.sources.protocol import Answer, NamedLayout, RefusedLayouts, sharded
 from strategies.validation.sources.spmd_types import typed
 from strategies.validation.sources.spmd_types.rank_group import run_on_ranks
 
 NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "reinterpret", "convert", "redistribute")
-STACKED = Layout("V", Shard(0), Shard(0))
+STACKED = NamedLayout("V", Shard(0), Shard(0))
 LAYOUTS = (typed.R, typed.I, STACKED, typed.P, sharded(0), sharded(1))
 RANKS = (2, 3)
 Whole = Callable[[Tensor, int], Tensor]
@@ -59,12 +59,12 @@ def _exchanged(x: Tensor, ranks: int) -> Tensor:
     return x.transpose(0, 1)
 
 
-def _dim(layout: Layout) -> int | None:
+def _dim(layout: NamedLayout) -> int | None:
     """The dim of S(i); V has none."""
     return layout.meaning.dim if layout is not STACKED and isinstance(layout.meaning, Shard) else None
 
 
-def meaning(name: str, src: Layout, dst: Layout) -> Whole:
+def meaning(name: str, src: NamedLayout, dst: NamedLayout) -> Whole:
     """What a pair makes of a whole tensor, by the definition of the function."""
     stacked = src is STACKED
     if name in ("all_reduce", "reduce_scatter") and stacked:
@@ -89,8 +89,8 @@ class Collective:
     """One function with one pair, on so many ranks, as a function of a whole tensor."""
 
     name: str
-    src: Layout
-    dst: Layout
+    src: NamedLayout
+    dst: NamedLayout
     ranks: int
 
     @property
@@ -132,11 +132,11 @@ class Collective:
         return torch.randn(shape, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
 
 
-def _type(layout: Layout) -> Any:
+def _type(layout: NamedLayout) -> Any:
     return typed.package().V if layout is STACKED else typed.type_of(layout)
 
 
-def _text(layout: Layout) -> str:
+def _text(layout: NamedLayout) -> str:
     return "V" if layout is STACKED else layout.name
 
 

@@ -28,8 +28,8 @@ from strategies.validation.sources.module_samples import MOST, samples_of_module
 from strategies.validation.sources.protocol import (
     Answer,
     FunctionSource,
-    Layout,
     MeaninglessClaim,
+    NamedLayout,
     RefusedLayouts,
     SourceRaises,
 )
@@ -123,7 +123,7 @@ class HookSource(FunctionSource):
             if not names or cls.__name__ in names:
                 yield hook_call(cls, args, self._axis)
 
-    def layouts(self, x: Tensor, ranks: int) -> Sequence[Layout]:
+    def layouts(self, x: Tensor, ranks: int) -> Sequence[NamedLayout]:
         inexact = x.is_floating_point() or x.is_complex()
         return [one for one in typed.layouts(x, ranks) if inexact or one is not typed.P]
 
@@ -131,12 +131,14 @@ class HookSource(FunctionSource):
         args = text.replace(repr(self._axis), "dist.group.WORLD") if self._axis else text
         return f"{call.function.cls.__name__}.apply({args})"  # type: ignore[attr-defined]
 
-    def wording(self, call: FunctionCall, inputs: Sequence[Layout], outputs: Sequence[Layout | None]) -> Wording:
+    def wording(
+        self, call: FunctionCall, inputs: Sequence[NamedLayout], outputs: Sequence[NamedLayout | None]
+    ) -> Wording:
         cls = call.function.cls  # type: ignore[attr-defined]
         home = f"\nsys.path.insert(0, {self._folder!r})\nfrom {cls.__module__} import {cls.__name__}\n"
         return Wording(super().wording(call, inputs, outputs).head, home)
 
-    def outputs(self, call: FunctionCall, inputs: Sequence[Layout], ranks: int) -> Answer:
+    def outputs(self, call: FunctionCall, inputs: Sequence[NamedLayout], ranks: int) -> Answer:
         found = self._asked(call, inputs, ranks)
         if any(one is typed.V for one in found):
             words = ", ".join(map(str, inputs))
@@ -151,7 +153,7 @@ class HookSource(FunctionSource):
 
         return Answer(found, run=run)
 
-    def _asked(self, call: FunctionCall, inputs: Sequence[Layout], ranks: int) -> tuple[Layout, ...]:
+    def _asked(self, call: FunctionCall, inputs: Sequence[NamedLayout], ranks: int) -> tuple[NamedLayout, ...]:
         """The layouts that the hook derives, from the pieces of rank 0."""
         spmd, axis, kernel = typed.package(), typed.mesh_axis(ranks), call.function
         cls, name = kernel.cls, kernel.axis  # type: ignore[attr-defined]

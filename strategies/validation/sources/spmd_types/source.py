@@ -15,7 +15,7 @@ from strategies.model.rule import Claim
 from strategies.validation.probe import Case
 from strategies.validation.sources import functions
 from strategies.validation.sources.functions import FunctionCall
-from strategies.validation.sources.protocol import Answer, FunctionSource, Layout, RefusedLayouts
+from strategies.validation.sources.protocol import Answer, FunctionSource, NamedLayout, RefusedLayouts
 from strategies.validation.sources.script import Sides, Wording
 from strategies.validation.sources.spmd_types import collectives, op_table, two_axes, typed
 from strategies.validation.sources.spmd_types.collectives import Collective
@@ -94,10 +94,10 @@ class SpmdTypes(FunctionSource):
             return "no call of it has floats and sizes that two axes can share"
         return "it takes no tensor: the same value on each rank, whatever its type"
 
-    def layouts(self, x: Tensor, ranks: int) -> Sequence[Layout]:
+    def layouts(self, x: Tensor, ranks: int) -> Sequence[NamedLayout]:
         return typed.layouts(x, ranks)
 
-    def tuples(self, call: FunctionCall, ranks: int) -> list[tuple[Layout, ...]]:
+    def tuples(self, call: FunctionCall, ranks: int) -> list[tuple[NamedLayout, ...]]:
         one = call.function
         if isinstance(one, Collective):
             return [(one.src,)] if one.ranks == ranks else []
@@ -118,7 +118,7 @@ class SpmdTypes(FunctionSource):
     def on_every_axis(self, call: FunctionCall, claim: Claim, case: Case) -> Sides:
         return two_axes.sides(claim, case) if two_axes.is_one(call) else super().on_every_axis(call, claim, case)
 
-    def outputs(self, call: FunctionCall, inputs: Sequence[Layout], ranks: int) -> Answer:
+    def outputs(self, call: FunctionCall, inputs: Sequence[NamedLayout], ranks: int) -> Answer:
         if isinstance(call.function, Collective):
             return collectives.answer(call, call.function)
         if two_axes.is_one(call):
@@ -145,10 +145,12 @@ class SpmdTypes(FunctionSource):
             return f"{text}.{call.label.rpartition('.')[2]}"
         return f"{call.label}({text})"
 
-    def wording(self, call: FunctionCall, inputs: Sequence[Layout], outputs: Sequence[Layout | None]) -> Wording:
+    def wording(
+        self, call: FunctionCall, inputs: Sequence[NamedLayout], outputs: Sequence[NamedLayout | None]
+    ) -> Wording:
         if isinstance(call.function, Collective):
             return Wording(f"spmd_types {typed.version()}: {call.label}", _IMPORTS)
-        rows: list[tuple[Layout, ...]] = [(one,) for one in inputs]
+        rows: list[tuple[NamedLayout, ...]] = [(one,) for one in inputs]
         made = [None if one is None else one.name for one in outputs]
         if two_axes.is_one(call):
             rows = list(zip(inputs, two_axes.second(call), strict=True))
@@ -164,8 +166,8 @@ class SpmdTypes(FunctionSource):
         )
 
     def _asked(
-        self, call: FunctionCall, inputs: Sequence[Layout], ranks: int, texts: Sequence[str] | None
-    ) -> tuple[Layout, ...]:
+        self, call: FunctionCall, inputs: Sequence[NamedLayout], ranks: int, texts: Sequence[str] | None
+    ) -> tuple[NamedLayout, ...]:
         """The layouts of the results, the same for the first and the last rank's pieces."""
         axis = typed.mesh_axis(ranks)
         grads = [i in call.wrt for i in range(len(inputs))]
@@ -190,13 +192,13 @@ def _numbers(wrt: Sequence[int]) -> str:
     return ", ".join(f"tensor {i}" for i in wrt)
 
 
-def _uneven(call: FunctionCall, inputs: Sequence[Layout], ranks: int) -> bool:
+def _uneven(call: FunctionCall, inputs: Sequence[NamedLayout], ranks: int) -> bool:
     pairs = zip(call.tensors, inputs, strict=True)
     return any(isinstance(p := one.meaning, Shard) and x.shape[p.dim] % ranks for x, one in pairs)
 
 
 def _local_texts(
-    call: FunctionCall, inputs: Sequence[Layout], ranks: int
+    call: FunctionCall, inputs: Sequence[NamedLayout], ranks: int
 ) -> Iterator[tuple[int | None, tuple[str, ...] | None]]:
     """For each dim of the result that may be the sharded one: the dim, and each rank's arguments with its own size there.
 

@@ -23,7 +23,7 @@ from strategies.validation.difference import near
 from strategies.validation.probe import Case
 from strategies.validation.sources import functions
 from strategies.validation.sources.functions import FunctionCall
-from strategies.validation.sources.protocol import Answer, Layout, RefusedLayouts, SourceRaises, layout_tuples
+from strategies.validation.sources.protocol import Answer, NamedLayout, RefusedLayouts, SourceRaises, layout_tuples
 from strategies.validation.sources.script import Sides
 from strategies.validation.sources.spmd_types import typed
 
@@ -33,7 +33,7 @@ SUFFIX = " on two axes"
 MOST_FIRST = 4
 """Tuples of layouts on the first axis that are tried with each on the second."""
 _MOST_KEPT = 64
-_DRAWN: dict[str, tuple[list[tuple[Layout, ...]], int]] = {}
+_DRAWN: dict[str, tuple[list[tuple[NamedLayout, ...]], int]] = {}
 """What `first` gave for the last calls: a call and its gradients ask for the same."""
 _FACTORS = (2.0, 0.5, -1.0, 0.0, 1.0)
 """A part of a value is the value times one of these, so that both parts are exact."""
@@ -67,7 +67,7 @@ def _sizes_left(call: FunctionCall) -> tuple[bool, int]:
     return not any(x.is_floating_point() for x in call.tensors), len(sizes) - divided
 
 
-def _second(call: FunctionCall) -> Iterator[tuple[Layout, ...]]:
+def _second(call: FunctionCall) -> Iterator[tuple[NamedLayout, ...]]:
     wanted: list[type] = [Shard, Partial, Replicate]
     for row in _rows(call):
         kind = _kind(row)
@@ -78,15 +78,15 @@ def _second(call: FunctionCall) -> Iterator[tuple[Layout, ...]]:
             return
 
 
-def _rows(call: FunctionCall) -> list[tuple[Layout, ...]]:
+def _rows(call: FunctionCall) -> list[tuple[NamedLayout, ...]]:
     return layout_tuples([typed.layouts(x, SIZES[1]) for x in call.tensors])
 
 
-def _kind(row: Sequence[Layout]) -> type:
+def _kind(row: Sequence[NamedLayout]) -> type:
     return next((type(one.meaning) for one in row if not isinstance(one.meaning, Replicate)), Replicate)
 
 
-def _takes(call: FunctionCall, row: Sequence[Layout]) -> bool:
+def _takes(call: FunctionCall, row: Sequence[NamedLayout]) -> bool:
     """Whether the checker takes these layouts on an axis alone, and the results are what it says.  Where they are not, the claim on one
     axis is the finding."""
     pieces = [typed.piece(x, one, SIZES[1], 0) for x, one in zip(call.tensors, row, strict=True)]
@@ -118,14 +118,14 @@ def plain(call: FunctionCall) -> FunctionCall:
     return FunctionCall(call.function.label, call.function.function, call.args, kwargs, call.origin, call.wrt)
 
 
-def second(call: FunctionCall) -> list[Layout]:
+def second(call: FunctionCall) -> list[NamedLayout]:
     """The layouts of its tensors on the second axis."""
     names = call.kwargs["second_axis"].split(", ")
     choices = [typed.layouts(x, SIZES[1]) for x in call.tensors]
     return [next(one for one in row if one.name == name) for row, name in zip(choices, names, strict=True)]
 
 
-def first(call: FunctionCall) -> tuple[list[tuple[Layout, ...]], int]:
+def first(call: FunctionCall) -> tuple[list[tuple[NamedLayout, ...]], int]:
     """The tuples of layouts on the first axis that are tried, drawn, those of another kind than on the second first; and the
     number of those that the checker takes alone."""
     own = plain(call)
@@ -143,7 +143,7 @@ def first(call: FunctionCall) -> tuple[list[tuple[Layout, ...]], int]:
     return _DRAWN.setdefault(name, ([taken[i] for i in ranked[:MOST_FIRST]], len(taken)))
 
 
-def result_rows(call: FunctionCall, inputs: Sequence[Layout]) -> list[tuple[Layout, ...]]:
+def result_rows(call: FunctionCall, inputs: Sequence[NamedLayout]) -> list[tuple[NamedLayout, ...]]:
     """The layouts of each result on both axes, for these of the tensors on the first.  Raises as `answer`."""
     own, inner = plain(call), second(call)
     for x, one, two in zip(own.tensors, inputs, inner, strict=True):
@@ -157,7 +157,7 @@ def result_rows(call: FunctionCall, inputs: Sequence[Layout]) -> list[tuple[Layo
     return list(found)
 
 
-def _pieces(own: FunctionCall, inputs: Sequence[Layout], inner: Sequence[Layout]) -> list[Tensor]:
+def _pieces(own: FunctionCall, inputs: Sequence[NamedLayout], inner: Sequence[NamedLayout]) -> list[Tensor]:
     """The pieces of rank 0, for their shapes."""
     return [
         typed.piece(typed.piece(x, one, SIZES[0], 0), two, SIZES[1], 0)
@@ -165,7 +165,7 @@ def _pieces(own: FunctionCall, inputs: Sequence[Layout], inner: Sequence[Layout]
     ]
 
 
-def answer(call: FunctionCall, inputs: Sequence[Layout]) -> Answer:
+def answer(call: FunctionCall, inputs: Sequence[NamedLayout]) -> Answer:
     """The layouts that the checker gives to the results on the first axis; the run joins those on the second.
 
     Raises `RefusedLayouts` and `SourceRaises`.
@@ -183,14 +183,14 @@ def answer(call: FunctionCall, inputs: Sequence[Layout]) -> Answer:
     return Answer(tuple(one for one, _ in found), run=Run(own.function, text, placed, made, call.wrt))
 
 
-def _gradient(layout: Layout) -> Placement:
+def _gradient(layout: NamedLayout) -> Placement:
     """The placement of the gradient of a tensor with this layout; the results with V are refused."""
     assert layout.gradient is not None, f"{layout} has no gradient"
     return layout.gradient
 
 
 def _check_pieces(
-    own: FunctionCall, text: str, pieces: Sequence[Tensor], rows: Sequence[Sequence[Layout]], wholes: Sequence[Any]
+    own: FunctionCall, text: str, pieces: Sequence[Tensor], rows: Sequence[Sequence[NamedLayout]], wholes: Sequence[Any]
 ) -> None:
     """Raise `RefusedLayouts` where a rank's results have other sizes than the pieces of the whole ones: the call itself is
     judged; its gradient has no cotangents of these sizes."""

@@ -32,16 +32,16 @@ from localtensor.layout import split_axis
 from strategies.model.oracle import REJECTIONS
 from strategies.model.settings import BadSource
 from strategies.validation.sources.functions import tensor_results
-from strategies.validation.sources.protocol import Layout, RefusedLayouts, SourceRaises, sharded
+from strategies.validation.sources.protocol import NamedLayout, RefusedLayouts, SourceRaises, sharded
 
 PACKAGE, INSTALL = "spmd_types", "pip install localtensor[spmd-types]"
 AXIS = "tp"
 """The name of the mesh axis on which tensors are typed."""
 _MORE_AXES = ("dp",)
-R = Layout("R", Replicate(), Partial())
-I = Layout("I", Replicate(), Replicate())  # noqa: E741
-P = Layout("P", Partial(), Replicate())
-V = Layout("V", Replicate(), None)
+R = NamedLayout("R", Replicate(), Partial())
+I = NamedLayout("I", Replicate(), Replicate())  # noqa: E741
+P = NamedLayout("P", Partial(), Replicate())
+V = NamedLayout("V", Replicate(), None)
 """Each rank its own value, without a statement on a whole: its meaning is never used."""
 _NAMES = ("R", "I", "V", "P", "S", "Shard", "MeshAxis", "set_current_mesh", "assert_type", "get_local_type",
           "get_partition_spec", "PartitionSpec", "SpmdTypeError", "rules")  # fmt: skip
@@ -78,13 +78,13 @@ def registry() -> ModuleType:
     return importlib.import_module(f"{PACKAGE}._checker")
 
 
-def layouts(x: Tensor, ranks: int) -> list[Layout]:
+def layouts(x: Tensor, ranks: int) -> list[NamedLayout]:
     """R, I, P and every S(i) of a whole tensor, R first."""
     parts = [P] if x.dtype != torch.bool else []
     return [R, I, *parts, *(sharded(d) for d, size in enumerate(x.shape) if size >= ranks)]
 
 
-def type_of(layout: Layout) -> Any:
+def type_of(layout: NamedLayout) -> Any:
     """The type of the package for a layout."""
     found = package()
     if isinstance(layout.meaning, Shard):
@@ -92,7 +92,7 @@ def type_of(layout: Layout) -> Any:
     return getattr(found, layout.name)
 
 
-def layout_of(x: Any, axis: Any) -> Layout:
+def layout_of(x: Any, axis: Any) -> NamedLayout:
     """The layout that a typed tensor has on an axis.  Raises `RefusedLayouts` for one without a type, `BadSource` for a type
     that this version does not know."""
     found = package()
@@ -111,7 +111,7 @@ def layout_of(x: Any, axis: Any) -> Layout:
     raise BadSource(PACKAGE, problem, f"Install the version that it reads: {INSTALL}.")
 
 
-def piece(x: Tensor, layout: Layout, ranks: int, rank: int) -> Tensor:
+def piece(x: Tensor, layout: NamedLayout, ranks: int, rank: int) -> Tensor:
     """A rank's piece of a whole tensor, for its shape; parts of a sum have the values of the whole."""
     return split_axis(x, layout.meaning, ranks)[rank] if isinstance(layout.meaning, Shard) else x
 
@@ -140,7 +140,7 @@ def mesh_axis(ranks: int) -> Any:
     return package().MeshAxis.of(ranks, 1)
 
 
-def typed(x: Tensor, layout: Layout, axis: Any, *, grad: bool) -> Tensor:
+def typed(x: Tensor, layout: NamedLayout, axis: Any, *, grad: bool) -> Tensor:
     """A copy of a piece with the type of its layout.  With `grad` it requires a gradient and may be written to."""
     own = x.detach().clone()
     own = own.requires_grad_().clone() if grad else own
@@ -148,7 +148,7 @@ def typed(x: Tensor, layout: Layout, axis: Any, *, grad: bool) -> Tensor:
     return own
 
 
-def typed_on(x: Tensor, layouts: Sequence[Layout], axes: Sequence[Any], *, grad: bool) -> Tensor:
+def typed_on(x: Tensor, layouts: Sequence[NamedLayout], axes: Sequence[Any], *, grad: bool) -> Tensor:
     """The same with a layout on each of some axes; a dim that several shard is cut by the first of them first."""
     if len(axes) == 1:
         return typed(x, layouts[0], axes[0], grad=grad)
@@ -164,7 +164,7 @@ def typed_on(x: Tensor, layouts: Sequence[Layout], axes: Sequence[Any], *, grad:
     return own
 
 
-def layouts_on(x: Any, axes: Sequence[Any]) -> tuple[Layout, ...]:
+def layouts_on(x: Any, axes: Sequence[Any]) -> tuple[NamedLayout, ...]:
     """The layouts of a typed tensor on some axes.  Raises as `layout_of`, and `RefusedLayouts` where a dim is cut by a later axis
     first."""
     made = tuple(layout_of(x, axis) for axis in axes)
@@ -177,10 +177,10 @@ def layouts_on(x: Any, axes: Sequence[Any]) -> tuple[Layout, ...]:
 def result_layouts(
     function: Callable[..., Any],
     pieces: Sequence[Tensor],
-    inputs: Sequence[Sequence[Layout]],
+    inputs: Sequence[Sequence[NamedLayout]],
     axes: Sequence[Any],
     grads: Sequence[bool] = (),
-) -> tuple[tuple[Layout, ...], ...]:
+) -> tuple[tuple[NamedLayout, ...], ...]:
     """The layouts, one for each axis, of the tensor results of a function that takes a list of typed pieces.
 
     `inputs[i]` are the layouts of piece i, and `grads[i]` is whether it requires a gradient; by default none does.

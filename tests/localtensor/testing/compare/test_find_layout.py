@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from localtensor.testing.compare.find_layout import AxisLayout, Layout, find_layout, permuted_layout
+from localtensor.testing.compare.find_layout import AxisLayout, MeshLayout, find_layout, permuted_layout
 
 EXACT = torch.zeros(())
 S, R = (lambda dim, blocks=1: AxisLayout("S", dim, (1,) * blocks)), AxisLayout("R")
@@ -59,7 +59,7 @@ def test_where_the_last_axis_has_cut_first_the_layout_has_its_blocks(sizes):
     """As FSDP cuts what tensor parallelism has cut: rank (i, j) holds piece i of piece j."""
     x = tensor(sizes[0] * sizes[1] * 2, 2)
     held = [x.chunk(sizes[1])[j].chunk(sizes[0])[i] for i, j in product(*map(range, sizes))]
-    assert find_layout(held, sizes, x, EXACT) == Layout((S(0, sizes[1]), S(0)))
+    assert find_layout(held, sizes, x, EXACT) == MeshLayout((S(0, sizes[1]), S(0)))
 
 
 def test_uneven_shards_and_scalars():
@@ -85,7 +85,7 @@ def test_a_factor_is_found_only_where_it_is_allowed():
 
 def test_replicas_that_differ_by_more_than_rounding_are_no_replicas():
     x = tensor(4, 4)
-    assert find_layout([x, x * (1 + 1e-15)], [2], x, EXACT + 1e-6) == Layout((R,))
+    assert find_layout([x, x * (1 + 1e-15)], [2], x, EXACT + 1e-6) == MeshLayout((R,))
     assert find_layout([x, x + 1e-3], [2], x, EXACT + 1e-6) is None
 
 

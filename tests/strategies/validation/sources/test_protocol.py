@@ -9,7 +9,7 @@ from strategies.validation.probe import check_claims
 from strategies.validation.sources.functions import FunctionCall
 from strategies.validation.sources.protocol import (
     FunctionSource,
-    Layout,
+    NamedLayout,
     RefusedLayouts,
     SourceRaises,
     layout_tuples,
@@ -73,7 +73,7 @@ def test_a_running_sum_is_unsound_along_its_own_dim_only():
 def test_a_claim_that_the_gradient_is_the_same_on_each_rank_is_told_from_that_it_is_a_part():
     class Invariant(Toy):
         def layouts(self, x, ranks):
-            return [Layout("I", replicated().meaning, replicated().meaning)]
+            return [NamedLayout("I", replicated().meaning, replicated().meaning)]
 
         def outputs(self, call, inputs, ranks):
             return [replicated()]  # takes the gradient to be a part
