@@ -2,9 +2,9 @@
 # On a machine with Python >= 3.10 and nothing else, each target first makes .venv and fills it.
 
 VENV   := .venv
-# A file at a time: what a file prepares for its tests is made once, not by each worker.  Four on two cores: tests of processes
+# A file at a time: what a file prepares for its tests is made once, not by each worker.  Three on two cores: tests of processes
 # wait now and then.
-WORKERS := -n 4 --dist loadfile --no-loadscope-reorder
+WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 PY     := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 TRIAL  := $(VENV)/.trial
@@ -46,7 +46,7 @@ validate: $(READY) ## validate every rule that torch's DTensor registers; wrong 
 	if [ $$code -eq 1 ]; then echo "make validate: done; it found wrong rules, listed above (exit code 1 of the tool)."; \
 	elif [ $$code -ne 0 ]; then echo "make validate: the tool failed with exit code $$code; docs/validate.md has the table." >&2; exit $$code; fi
 
-test: $(READY) ## the whole suite, on four workers; what CI runs  (some 15 minutes on two slow cores)
+test: $(READY) ## the whole suite, on three workers; what CI runs  (some 12 minutes on two slow cores)
 	@$(PYTEST) $(WORKERS)
 
 check: $(READY) ## format, lint, spelling, types, import contracts, fast tests; before every commit  (about a minute, the first time a little more)
