@@ -80,13 +80,15 @@ def pytest_collection() -> Iterator[object]:
         gc.enable()
 
 
+@pytest.hookimpl(trylast=True)  # -k and -m choose first
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # a long file that comes last would be waited for by all other workers
         order = {config.rootpath / f"tests/{name}.py": at for at, name in enumerate(LONGEST)}
         items.sort(key=lambda item: order.get(item.path, len(order)))
     if config.getoption("--slow"):
         return
-    left = _beyond_few(items)
+    named = any("[" in argument for argument in config.args)
+    left = [] if named else _beyond_few(items)
     config.hook.pytest_deselected(items=left)
     unwanted = {*map(id, left)}
     items[:] = [item for item in items if id(item) not in unwanted]
