@@ -30,17 +30,18 @@ collect_ignore = [
 ]
 
 LONGEST = (
-    "end_to_end/test_readme", "localtensor/processes/test_pool", "end_to_end/programs/test_lockstep",
-    "localtensor/lockstep/dispatch/test_every_overload", "strategies/ops/test_every_rule", "end_to_end/gate/test_story",
-    "properties/test_rank_program_laws", "strategies/inputs/variants/test_all_variants_find",
-    "strategies/validation/assertions/test_api", "end_to_end/programs/test_checkpoints", "strategies/gate/test_plan",
-    "localtensor/runner/test_torchrun", "end_to_end/programs/test_data_parallel", "strategies/sweep/test_session_machine",
-    "strategies/programs/test_random_laws", "strategies/programs/test_chained_chained_validation", "end_to_end/test_wheel",
-    "strategies/programs/public_api/test_drawing", "strategies/validation/test_planted", "end_to_end/test_help",
-    "localtensor/testing/compare/test_scripts", "end_to_end/programs/test_tensor_parallel", "strategies/sweep/test_session",
-    "strategies/base/test_worker_pool", "strategies/propagation/overlay/test_context_findings", "end_to_end/browser/test_report_page",
+    "end_to_end/test_readme", "localtensor/lockstep/patches/test_compiling", "properties/test_rank_program_laws",
+    "strategies/sweep/test_session_machine", "localtensor/runner/test_torchrun", "strategies/validation/assertions/test_api",
+    "localtensor/testing/compare/test_compare", "end_to_end/browser/test_report_page", "strategies/validation/test_planted",
+    "strategies/gate/test_plan", "strategies/sweep/test_session", "localtensor/testing/compare/test_scripts",
+    "strategies/base/test_worker_pool", "strategies/ops/test_every_rule",
+    "localtensor/testing/hypothesis_strategies/test_draws", "strategies/validation/assertions/test_typecheck_hook",
+    "localtensor/pytest_plugin/test_init", "strategies/programs/test_chained_chained_validation", "strategies/cli/test_app",
+    "tools/rankbugs/test_corpus", "end_to_end/programs/test_checkpoints", "end_to_end/programs/test_tensor_parallel",
+    "localtensor/errors/test_base", "properties/test_dtensor_lockstep_law", "localtensor/threads/test_rank_world",
+    "localtensor/threads/symmetric/test_kernels",
 )  # fmt: skip
-"""The files of tests that take longest, as `pytest --junitxml` counts: they come first where several workers share the files."""
+"""The files of tests that take longest, by processor time: they come first where several workers share the files."""
 
 torch.set_num_threads(1)  # xdist's workers are the parallelism; more threads only make them wait for each other
 
