@@ -153,7 +153,8 @@ def scripts_of(case: Case, title: str, about: str, name: str) -> Iterator[Script
 def _text(case: Case, title: str, about: str, name: str, shown: str, helpers: Sequence[str]) -> str:
     program = case.program
     source = "\n".join([*helpers, shown])
-    more = "from collections.abc import Callable, Sequence\n" if "Sequence[" in source else ""
+    abstract = [name for name in ("Callable", "Sequence") if f"{name}[" in source]
+    more = f"from collections.abc import {', '.join(abstract)}\n" if abstract else ""
     more += "from math import inf, nan\n" if re.search(r"\b(inf|nan)\b", source) else ""
     more += "from typing import Any\n" if re.search(r"\bAny\b", source) else ""
     private = "from torch import Tensor\n" if re.search(r"\bTensor\b", source.replace("torch.Tensor", "")) else ""

@@ -9,6 +9,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 from strategies.model.cause import RIGHT, SHOWS
 from strategies.model.rule import Call, Leaf
+from strategies.programs.run import follow_ups
 from strategies.sweep.causes.cause import Case
 from strategies.sweep.causes.reach import severity
 from strategies.sweep.causes.script import run, run_first_that_shows, scripts_of
@@ -52,6 +53,15 @@ def test_the_last_argument_of_an_op_that_returns_nothing_is_compared_too(process
     text = next(scripts_of(case(given), "a", "about", "script.py")).script
     assert run(processes, text, 2, raises=False)[0] == RIGHT
     assert run(processes, text.replace("return any(", "d1.add_(1); return any("), 2, raises=False)[0] == SHOWS
+
+
+@pytest.mark.parametrize("then", [*follow_ups.RESULT_STEPS, *follow_ups.VIEW_STEPS, *follow_ups.GRADS])
+def test_a_script_imports_what_its_functions_name(then):
+    given = program(
+        Call("aten.neg.default", (Leaf(0),)), torch.arange(1.0, 9.0).view(4, 2), inputs=((Shard(0),),), then=then
+    )
+    for one in scripts_of(case(given), "neg", "about", "neg.py"):
+        exec(compile(one.script, "neg.py", "exec"), {"__name__": "neg"})  # it defines its functions
 
 
 def test_a_script_that_shows_nothing_says_so(processes):
