@@ -61,7 +61,9 @@ def test_a_script_imports_what_its_functions_name(then):
         Call("aten.neg.default", (Leaf(0),)), torch.arange(1.0, 9.0).view(4, 2), inputs=((Shard(0),),), then=then
     )
     for one in scripts_of(case(given), "neg", "about", "neg.py"):
-        exec(compile(one.script, "neg.py", "exec"), {"__name__": "neg"})  # it defines its functions
+        scope = {"__name__": "neg"}
+        exec(compile(one.script, "neg.py", "exec"), scope)  # a NameError if a name is missing
+        assert {"check", "differs", "main"} <= set(scope)
 
 
 def test_a_script_that_shows_nothing_says_so(processes):
