@@ -99,7 +99,9 @@ def _callers(sample: Sample) -> Iterator[str]:
     first, *rest = [*values.values()] or [None]
     named = {("input" if n == "self" else n): argument_text(v) for n, v in values.items() if v is not None}
     names = [name.removeprefix("nn.functional.").replace(".", "_") if bracket else "", bare]
-    for owner in itertools.chain.from_iterable(_owners(one) for one in dict.fromkeys(names) if one not in ("", packet)):
+    # An origin comes from a journal, which may name `torch.load`: only functions of ops are called.
+    ops = [one for one in dict.fromkeys(names) if one != packet and one.isidentifier() and hasattr(torch.ops.aten, one)]
+    for owner in itertools.chain.from_iterable(map(_owners, ops)):
         method = owner.partition("Tensor.")[2]
         if method and isinstance(first, Leaf):
             yield f"{argument_text(first)}.{method}({', '.join(map(argument_text, rest))})"

@@ -67,6 +67,7 @@ LOGITS, CLASSES = torch.tensor([[1.0, 3.0], [2.0, 1.0]]), torch.tensor([0, 1])
         Call("aten.nll_loss_forward.default", (Leaf(0), Leaf(1), None, 1, -100)), (LOGITS, CLASSES),
         "nn.functional.cross_entropy[float32,even] #0 forward", "F.nll_loss(input=x0, target=x1, reduction='mean', ignore_index=-100)",
     ),
+    (Call("aten._local_scalar_dense.default", (Leaf(0),)), (X[0],), "tolist[float32,even] #0", "torch.ops.aten._local_scalar_dense.default(x0)"),
     (Call("aten._local_scalar_dense.default", (Leaf(0),)), (X[0],), "by name", "torch.ops.aten._local_scalar_dense.default(x0)"),
 ])  # fmt: skip
 def test_a_private_overload_is_spelled_as_the_public_function_that_makes_its_call(call, tensors, origin, text):
