@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -51,11 +52,9 @@ def _label(function: Any) -> str:
     if id(function) in _names():
         return _names()[id(function)]
     own = getattr(function, "__name__", repr(function))
-    return (
-        f"torch.Tensor.{own}"
-        if function is getattr(Tensor, own, None) or "method" in type(function).__name__
-        else f"torch.{own}"
-    )
+    # Asked in lockstep, where `torch.tensor` is a function of ours, torch's own has no name above; it is no method for that.
+    of_tensor = isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType))
+    return f"torch.Tensor.{own}" if of_tensor or function is getattr(Tensor, own, None) else f"torch.{own}"
 
 
 def _plain(function: Any) -> Callable[..., Any]:

@@ -75,6 +75,17 @@ def test_every_function_of_the_op_table_has_a_label_that_names_it():
     assert len(op_table.functions()) > 150
 
 
+def test_a_function_of_torch_that_lockstep_has_replaced_is_no_method(monkeypatch):
+    own = torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda *args, **kwargs: own(*args, **kwargs))
+    op_table._names.cache_clear()
+    try:
+        assert op_table._label(own) == "torch.tensor"
+        assert op_table._label(torch.Tensor.add) == "torch.Tensor.add"
+    finally:
+        op_table._names.cache_clear()
+
+
 def test_forms_of_a_function_have_one_base_name():
     assert {op_table.base_name(f"torch.Tensor.{n}") for n in ("add", "add_", "__radd__", "__iadd__", "__add__")} == {
         "add"
