@@ -131,7 +131,8 @@ clean: ## caches and built packages; .venv stays: delete it to start over  (at o
 
 # One shell does it all, and the stamp comes last: an interrupted setup leaves $(BUSY), and the next one
 # starts over, because pip cannot tell a half-written package from a whole one.  If pip itself gives up
-# (no network, say), what was there is left whole.
+# (no network, say), what was there is left whole.  pip compiles on one core, compileall on all; what cannot be compiled
+# (templates) is left as it is.
 $(READY): pyproject.toml constraints.txt
 	@set -eu; \
 	say() { echo "make setup: $$*"; }; \
@@ -150,9 +151,10 @@ $(READY): pyproject.toml constraints.txt
 	fi; \
 	echo $$$$ > $(BUSY); \
 	say "installing torch, the test tools and localtensor itself, in the versions of constraints.txt"; \
-	fetch() { $(PY) -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt "$$@" || { code=$$?; \
+	fetch() { $(PY) -m pip install --quiet --disable-pip-version-check --no-input --no-compile -c constraints.txt "$$@" || { code=$$?; \
 	  [ $$code -gt 128 ] || rm -f $(BUSY); say "pip could not install $$*; its reason stands above." >&2; exit $$code; }; }; \
 	fetch setuptools; \
 	fetch --no-build-isolation --editable '.[dev]'; \
+	$(PY) -m compileall -qq -j 0 $(VENV)/lib || true; \
 	rm -f $(BUSY); touch $(READY); \
 	say "done; the command is $(VENV)/bin/localtensor"

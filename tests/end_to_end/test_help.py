@@ -230,6 +230,7 @@ def test_no_table_holds_what_no_help_says():
     assert {line for line in (*EXIT_CODES, *READ) if line.startswith("localtensor")} - said == set()
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("line", [line for line in EXIT_CODES if line.startswith("localtensor ")])
 def test_an_example_ends_with_its_code(line, told):
     code, out = told[line]

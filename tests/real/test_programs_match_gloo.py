@@ -46,6 +46,7 @@ def name(program: Program) -> str:
     return program.__name__
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("program", WITH_THREE, ids=name)
 def test_three_ranks_hold_the_same_both_ways(program):
     lt.testing.assert_same(on("threads", program, 3), on("gloo", program, 3))
@@ -56,6 +57,7 @@ def test_four_ranks_hold_the_same_both_ways(program):
     lt.testing.assert_same(on("threads", program, 4), on("gloo", program, 4))
 
 
+@pytest.mark.few(35)
 @pytest.mark.parametrize("program", GLOO_SAYS, ids=name)
 def test_what_gloo_refuses_the_simulation_refuses(program):
     with pytest.raises(LocalTensorError):

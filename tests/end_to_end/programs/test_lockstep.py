@@ -108,14 +108,14 @@ CPU_KERNELS = {"context parallel", "context parallel, masked", "attention on sha
 MARKS = dict.fromkeys(SLOW, pytest.mark.slow) | dict.fromkeys(CPU_KERNELS, ON_CPU)
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=MARKS.get(n, ())) for n in CLOSE])
 def test_close(name):
     program, *args = CLOSE[name]
     assert len(assert_both(program, *args, ranks=ranks_of(program), exact=False)) == 4
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=MARKS.get(n, ())) for n in EQUAL])
 def test_equal(name):
     program, *args = EQUAL[name]

@@ -381,6 +381,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("threads", "said"), [("one", "True True"), ("two", "False False")])
 def test_the_fork_server_may_be_a_fork_of_a_process_with_one_thread_and_ends_with_it(threads, said, tmp_path):
     (tmp_path / "forked.py").write_text(FORKED)

@@ -115,7 +115,7 @@ def test_an_ordinary_test_stays_ordinary(tried):
     result.assert_outcomes(passed=4)
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("mark", "sentence"), [
     ("ranks(0)", "@pytest.mark.ranks: 0: a number of ranks is a whole number from 1 up."),
     ("ranks(-1)", "@pytest.mark.ranks: -1: a number"),
@@ -140,6 +140,7 @@ def test_a_mark_that_cannot_be_followed_is_one_sentence(tried, mark, sentence):
     assert said.startswith("test_it.py::test_a") and sentence in said
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("body", "sentence"), [
     ("@pytest.mark.ranks(3)\n@pytest.mark.mesh((2, 2))\ndef test_a(): pass",
      "@pytest.mark.mesh: (2, 2): that is a mesh of 4 ranks, and @pytest.mark.ranks says 3."),
@@ -156,6 +157,7 @@ def test_a_test_that_asks_for_what_it_cannot_have_is_one_sentence(tried, body, s
     assert sentence in sentence_of_error(tried(f"\n{body}\n{GOOD}"))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("option", "sentence"), [
     ("--ranks=0", "pytest: --ranks: 0: a number of ranks is"),
     ("--ranks=four", "pytest: --ranks: four: a number of ranks is"),
@@ -193,6 +195,7 @@ LOADED = """
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("body", "expected"), [
     ("@pytest.mark.ranks(2)\n    def test_a(rank): pass", True), ("def test_a(world): pass", True), ("def test_a(): pass", False),
 ], ids=["a mark", "world", "neither"])  # fmt: skip

@@ -99,6 +99,7 @@ def test_the_version_is_told():
     assert (result.exit_code, result.output) == (0, f"localtensor {localtensor.__version__}\n")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("words", [["--version"], ["--help"], ["validate", "--seed", "x"]], ids=" ".join)
 def test_both_packages_are_the_command(words):
     """Word for word, but for the name in the usage."""

@@ -123,6 +123,7 @@ def mislays_where_no_weight_needs_a_gradient():
     register_sharding(backward)(rule)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("registries")
 def test_a_gradient_that_is_wrong_where_another_is_not_needed_is_found_by_that_of_one_input_alone():
     norm = [

@@ -39,6 +39,7 @@ def ran():
         yield lambda text: [outcome.value for outcome in pool.call(run_script, [(text,), (text,)])]
 
 
+@pytest.mark.slow
 @if_cumprod_is_wrong
 def test_under_torchrun_the_script_of_a_finding_prints_what_is_wrong_and_fails(tmp_path):
     file = tmp_path / "cumprod.py"

@@ -70,6 +70,7 @@ def heard(planted, op):
     return rules[0], rules[1] - rules[0]
 
 
+@pytest.mark.few(5)
 @FEW
 def test_the_probe_kills_a_mutant(planted, turn):
     op = one_of(planted, planted.MUTANTS, turn)
@@ -135,6 +136,7 @@ def test_there_is_enough_of_every_family_to_be_fooled_by(planted):
     assert all(":" in words for words in planted.MUTANTS.values())
 
 
+@pytest.mark.slow
 def test_a_fresh_process_plants_the_same_ops_in_the_same_order(planted):
     said = "from tests.tools.bench import planted as p; print(*sorted(p.ORIGINALS), *p.MUTANTS, *p.MISFITS)"
     done = warm.run([sys.executable, "-c", said], cwd=ROOT, check=True)

@@ -89,6 +89,7 @@ def complaints(answers: list) -> list[str]:
     return [f"{answer.case.name}: {answer.complaint}" for answer in answers if answer.complaint]
 
 
+@pytest.mark.few(1)
 def test_no_right_program_is_accused(whole):
     assert complaints(whole.false_alarms) == []
     assert whole.precision == 1.0

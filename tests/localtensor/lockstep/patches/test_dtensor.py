@@ -178,6 +178,7 @@ SPREADS = {
 }
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("name", WHOLE)

@@ -68,6 +68,7 @@ class Drops(nn.Module):
         return nn.functional.scaled_dot_product_attention(y, y, y, dropout_p=0.3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("on", ["threads", "gloo"])
 def test_functions_that_drop_are_off_and_named(on):
     before = nn.functional.scaled_dot_product_attention, torch._VF.dropout

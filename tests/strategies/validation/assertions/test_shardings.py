@@ -62,6 +62,7 @@ def test_the_line_repeats_it():
     assert again.value.case == told.value.case
 
 
+@pytest.mark.slow
 def test_the_script_is_plain_torch_and_runs_on_real_processes(tmp_path):
     with pytest.raises(WrongRule) as told:
         assert_sharding(wrong_sum, "S(0)", "S(0)")

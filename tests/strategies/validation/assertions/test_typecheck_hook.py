@@ -28,12 +28,13 @@ SOME_RIGHT = (
 )
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", SOME_RIGHT)
 def test_a_right_hook_passes(name):
     assert_typecheck_hook(RIGHT[name].function, RIGHT[name].args)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mistake", corpus.CLASSES)
 def test_each_class_of_mistakes_is_found(mistake):
     for hook in [one for one in WRONG.values() if one.mistake == mistake][::7]:
