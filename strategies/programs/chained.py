@@ -13,22 +13,22 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.errors import error_in_one_line
 from localtensor.layout import is_inexact, is_standard
 from strategies.model.call_signature import prior_calls
-from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle
-from strategies.model.rule import PUBLIC, Claim, Program, Rule, Sample, dtype_class, overload
-from strategies.model.verdict import PAIRS, Evidence, Instance, Verdict
+from strategies.model.oracle import OracleResult
+from strategies.model.rule import PUBLIC, Claim, Program, Sample, dtype_class, overload
+from strategies.model.verdict import PAIRS, Verdict
 from strategies.programs import mesh_programs as redistributions
 from strategies.programs import mesh_validation
 from strategies.programs.chains import chain_programs, is_drawn, on_fresh_tensor, wrong_chains
-from strategies.programs.mesh_validation import Found
+from strategies.programs.mesh_validation import Claimed, Found
 from strategies.programs.public_api import drawing as public_api
 from strategies.programs.public_api.table import without_programs
+from strategies.programs.random_laws import wrong_program_candidate
 from strategies.programs.run.follow_ups import GRADS, RESULT_STEPS, VIEW_STEPS, input_alone
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import Confirmation, is_claimed
-from strategies.validation.claim_sources import claims
+from strategies.torch_api.dtensor import special_dispatch_reason
 from strategies.validation.finding import (
     Candidate,
     OverloadTask,
@@ -38,7 +38,6 @@ from strategies.validation.finding import (
     refused_program,
 )
 from strategies.validation.overload import KEPT_CANDIDATES, NO_TURN, Note, Recorder
-from strategies.validation.probe import check_claims
 
 MAX_PROGRAMS, FURTHER_PROGRAMS = 12, 4
 """The largest numbers of programs with a single step of one sample: for the first samples, and for further ones."""
@@ -190,8 +189,6 @@ def _refused_programs(refused: Found) -> Found:
 
 REDISTRIBUTIONS_PER_MESH = 60
 """The number of redistributions between any layouts that are tried on one mesh."""
-Claimed = dict[int, list[Claim]]
-"""The claims along one axis, by its size."""
 Play = Callable[[OverloadTask, int, OracleResult, tuple[int, ...], Claimed, Note], tuple[list[str], Found]]
 """A function that tries programs of one sample on one mesh: their follow-up steps, and those that are wrong."""
 
@@ -214,7 +211,7 @@ def _each(task: OverloadTask, note: Note, play: Play) -> list[TaskResult]:
             note(task.step(number, i))
             result = bench.result_of(sample, task.meshes[i])
             try:
-                oracle = _oracle_and_claims(sample, task.meshes[i], task.seed)
+                oracle = mesh_validation.oracle_and_claims(sample, task.meshes[i], task.seed)
                 if isinstance(oracle, str):
                     result.skipped[oracle] += 1
                     continue
@@ -258,19 +255,6 @@ def _key(candidate: Candidate) -> str:
     return candidate.name
 
 
-def _oracle_and_claims(sample: Sample, mesh: tuple[int, ...], seed: int) -> tuple[OracleResult, Claimed] | str:
-    """The oracle and the claims, or why there is none.  An exception after this step is an error of ours."""
-    try:
-        truth = run_oracle(sample, seed=seed)
-    except REJECTIONS as error:
-        return error_in_one_line(error, 90)
-    try:
-        return truth, {size: claims(sample, size, truth.raw) for size in sorted(set(mesh))}
-    # DTensor's own rule raises these where it has no line.
-    except (*REJECTIONS, AttributeError, ArithmeticError) as error:
-        return error_in_one_line(error, 90)
-
-
 def _pairs(
     task: OverloadTask, number: int, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed, note: Note
 ) -> tuple[list[str], Found]:
@@ -284,8 +268,10 @@ def _pairs(
     if sample.op == redistributions.COPY and number == 0:  # views are of no op in particular: they are tried once
         tried += view_programs(sample, mesh, task.seed)
     chained = chain_programs(sample, [line[0] for line in _lines(sample, lines)], mesh, seed=task.seed, most=chains)
-    found += wrong_programs(tried) + wrong_chains(chained)
-    return [*public, *(program.then for program in (*tried, *chained))], found
+    moves = most == MAX_PROGRAMS and not special_dispatch_reason(overload(task.op))  # for those it is tried by itself
+    moved = mesh_validation.try_redistributed(sample, truth, mesh, claimed, seed=task.seed) if moves else []
+    found += wrong_programs(tried) + wrong_chains(chained) + mesh_validation.smallest_wrong_programs(moved)
+    return [*public, *(program.then for program in (*tried, *chained, *(one for one, _ in moved)))], found
 
 
 def _budgets(task: OverloadTask, number: int) -> tuple[int, int]:
@@ -316,7 +302,7 @@ def _meshes(
     task: OverloadTask, number: int, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed, note: Note
 ) -> tuple[list[str], Found]:
     sample = task.samples[number]
-    by_size = dict(_not_unsound(sample, truth, claimed, task.seed))
+    by_size = mesh_validation.not_unsound(sample, truth, claimed, task.seed)
     tried = mesh_validation.try_meshes(sample, by_size, [mesh], seed=task.seed)
     if sample.op == redistributions.COPY and number == 0:  # redistributions without an op are tried once for a mesh
         moves = redistributions.draw_redistributions(mesh, seed=task.seed, budget=REDISTRIBUTIONS_PER_MESH)
@@ -326,19 +312,7 @@ def _meshes(
     return [*thens, *public], mesh_validation.smallest_wrong_programs(tried) + wrong
 
 
-def _not_unsound(sample: Sample, truth: OracleResult, claimed: Claimed, seed: int) -> Iterator[tuple[int, list[Claim]]]:
-    """The claims that are not unsound along one axis.  The others are reported there, and would be found again here."""
-    for size, found in claimed.items():
-        instances = check_claims(sample, truth, size, found, seed=seed)
-        yield size, [c for c, i in zip(found, instances, strict=True) if i.verdict is not Verdict.UNSOUND]
-
-
 def _candidate(found: tuple[Program, Confirmation]) -> Candidate:
     """The program as a candidate finding; its rule has the placements along the last axis."""
     program, seen = found
-    if not seen.wrong:
-        return refused_program(program, seen.refused)
-    rule = Rule(program.sample.op, tuple(placements[-1] for placements in program.inputs), ())
-    evidence = Evidence(seen.wrong, "", program.draw, seen.got, seen.want)
-    instance = Instance(rule, program.ranks, program.sample, Verdict.UNSOUND, "simulated", evidence)
-    return Candidate(instance, program)
+    return wrong_program_candidate(program, seen) if seen.wrong else refused_program(program, seen.refused)

@@ -9,30 +9,38 @@ They are tried once for a mesh, beside the rules of the attention op that runs o
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
-from localtensor.errors import BadPlacement
+from localtensor.errors import BadPlacement, error_in_one_line
 from localtensor.layout import Layout, has_one_meaning
-from strategies.model.oracle import REJECTIONS
-from strategies.model.rule import LEAVES, Call, Claim, Program, Sample, read_layout
-from strategies.model.verdict import ALONE
+from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle
+from strategies.model.rule import LEAVES, Call, Claim, Program, Sample, dtype_class, overload, read_layout
+from strategies.model.verdict import ALONE, Verdict
 from strategies.programs.mesh_programs import copy_sample, draw_programs, smallest_wrong_program
 from strategies.programs.random_laws import wrong_program_candidate
 from strategies.programs.run.program_oracle import has_partial, oracle_of_program
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.step_functions import RINGS
 from strategies.programs.run.verdict import Confirmation
+from strategies.torch_api.dtensor import special_dispatch_reason
+from strategies.validation.claim_sources import claims
 from strategies.validation.finding import OverloadTask, TaskResult, keep_smallest
-from strategies.validation.overload import KEPT_CANDIDATES, Note
+from strategies.validation.overload import KEPT_CANDIDATES, Note, Recorder
+from strategies.validation.probe import check_claims
 
 Found = list[tuple[Program, Confirmation]]
 MESHES: tuple[tuple[int, ...], ...] = ((2, 2), (2, 3), (2, 2, 2))
 """The meshes on which every call is tried."""
+REDISTRIBUTED, HANDLED_SAMPLES = 4, 3
+"""Programs of a sample with placements that no rule takes; samples of a class of dtypes that an op with a handler has."""
+Claimed = dict[int, list[Claim]]
+"""The claims along one axis, by its size."""
 SECONDS = 0.2
 """The time that one call on one mesh may take, approximately."""
 SECONDS_PER_PROGRAM, SECONDS_PER_COMBINATION = 0.02, 0.0002
@@ -120,6 +128,68 @@ def _results(program: Program, confirmation: Confirmation) -> list[tuple[Tensor,
         if isinstance(want, Tensor) and want.numel():
             made.append((want.detach(), layout))
     return made
+
+
+def oracle_and_claims(sample: Sample, mesh: tuple[int, ...], seed: int) -> tuple[OracleResult, Claimed] | str:
+    """The oracle and the claims along an axis of each size of the mesh, or why there is none.  An exception after this step is an error of ours."""
+    try:
+        truth = run_oracle(sample, seed=seed)
+    except REJECTIONS as error:
+        return error_in_one_line(error, 90)
+    try:
+        return truth, {size: claims(sample, size, truth.raw) for size in sorted(set(mesh))}
+    # DTensor's own rule raises these where it has no line.
+    except (*REJECTIONS, AttributeError, ArithmeticError) as error:
+        return error_in_one_line(error, 90)
+
+
+def not_unsound(sample: Sample, truth: OracleResult, claimed: Claimed, seed: int) -> Claimed:
+    """The claims that are not unsound along one axis.  The others are reported there, and would be found again here."""
+    found = {}
+    for size, every in claimed.items():
+        instances = check_claims(sample, truth, size, every, seed=seed)
+        found[size] = [c for c, i in zip(every, instances, strict=True) if i.verdict is not Verdict.UNSOUND]
+    return found
+
+
+def try_redistributed(
+    sample: Sample, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed, *, seed: int
+) -> Found:
+    """Programs of the op alone with placements that no rule takes along the last axis: DTensor redistributes first.
+
+    There are none where a claim is unsound, since DTensor may choose it.
+    """
+    if not_unsound(sample, truth, claimed, seed) != claimed:
+        return []
+    taken = {tuple(p or Replicate() for p in claim.rule.inputs) for claim in claimed[mesh[-1]]}
+    drawn = draw_programs(sample, claimed, mesh, seed=seed, budget=4 * REDISTRIBUTED)
+    others = (program for program in drawn if tuple(layout[-1] for layout in program.inputs) not in taken)
+    programs = sorted(others, key=has_partial)[:REDISTRIBUTED]  # shards first: they are what programs have
+    return list(zip(programs, run_simulated_programs(programs), strict=True))
+
+
+def validate_handlers(task: OverloadTask, results: list[TaskResult], note: Note) -> None:
+    """Try such programs of an op that DTensor's dispatcher treats by itself, and add candidates to the task's results.
+
+    A handler has to redistribute by itself: that of convolutions did not on torch 2.13.  Other ops are tried with `PAIRS`.
+    """
+    if task.kind != ALONE or not special_dispatch_reason(overload(task.op)):
+        return
+    recorder, by_unit, seen = Recorder(task), {result.unit: result for result in results}, Counter[str]()
+    for number, sample in enumerate(task.samples):
+        seen[dtype_class(sample)] += 1
+        for i in recorder.meshes(number)[:1] if seen[dtype_class(sample)] <= HANDLED_SAMPLES else ():
+            note(task.step(number, i))
+            result = by_unit.setdefault(unit := recorder.result_of(sample, task.meshes[i]).unit, TaskResult(unit))
+            known = oracle_and_claims(sample, task.meshes[i], task.seed)
+            if isinstance(known, str):
+                continue  # the rules were tried on the sample, too, and say so
+            tried = try_redistributed(sample, known[0], task.meshes[i], known[1], seed=task.seed)
+            result.tried += len(tried)
+            for program, found in smallest_wrong_programs(tried):
+                candidate = wrong_program_candidate(program, found)
+                keep_smallest(result.suspects.setdefault(candidate.name, []), candidate, KEPT_CANDIDATES)
+    results[:] = [by_unit[unit] for unit in sorted(by_unit)]
 
 
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"

@@ -32,7 +32,7 @@ from strategies.model.rule import Sample, dtype_class
 from strategies.model.settings import DEFAULT_DTYPES, Settings
 from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, Verdict, WorkUnit, digest, read_unit
 from strategies.programs.chained import validate_on_meshes, validate_with_follow_ups
-from strategies.programs.mesh_validation import validate_context_parallel
+from strategies.programs.mesh_validation import validate_context_parallel, validate_handlers
 from strategies.programs.random_laws import validate_laws
 from strategies.programs.run.real_run import ProgramRealRuns
 from strategies.programs.shrink.search import ShrinkTask, smaller_candidates
@@ -75,6 +75,7 @@ def validate_task(task: OverloadTask, note: Note) -> list[TaskResult]:
     if task.source == "dtensor":
         validate_laws(task, results, note)
         validate_context_parallel(task, results, note)
+        validate_handlers(task, results, note)
     return results
 
 

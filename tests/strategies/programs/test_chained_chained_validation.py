@@ -7,7 +7,7 @@ from torch.distributed.tensor.experimental import register_sharding
 
 from strategies.model.rule import DTYPE_CLASSES, Program, overload
 from strategies.model.verdict import Verdict
-from strategies.programs import chained
+from strategies.programs import chained, mesh_validation
 from strategies.programs import mesh_programs as redistributions
 from strategies.programs.chained import REDISTRIBUTIONS_PER_MESH, validate_on_meshes, validate_with_follow_ups
 from strategies.torch_api import dtensor
@@ -207,7 +207,7 @@ def test_what_dtensor_or_the_op_cannot_do_is_counted_in_one_line(error, monkeypa
     def raises(*_, **__):
         raise error
 
-    monkeypatch.setattr(chained, "claims", raises)
+    monkeypatch.setattr(mesh_validation, "claims", raises)
     hearing = only(validate_with_follow_ups(docket(sample("neg.default", X)), silent))
     said = str(error).partition("\n")[0] or "-"
     assert (hearing.skipped, hearing.samples, hearing.crashed) == ({f"{type(error).__name__}: {said}": 1}, 0, [])

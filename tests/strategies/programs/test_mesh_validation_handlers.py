@@ -1,0 +1,98 @@
+"""Ops that DTensor's dispatcher treats by itself, with placements that no rule takes: a handler has to redistribute."""
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
+
+from strategies.model.oracle import run_oracle
+from strategies.model.verdict import ALONE, PAIRS
+from strategies.programs.chained import validate_with_follow_ups
+from strategies.programs.mesh_validation import oracle_and_claims, try_redistributed, validate_handlers
+from strategies.validation.finding import OverloadTask
+from tests.strategies.cases import numbers
+from tests.strategies.planted_ops import plant, planted
+
+DISPATCHER = DTensor._op_dispatcher
+plant("ranked(Tensor x) -> Tensor", lambda x: x.cumsum(1), "S")
+RANKED = planted("ranked", numbers(4, 6))
+plant("moving(Tensor x) -> Tensor", lambda x: x.cumsum(1))
+MOVING = planted("moving", numbers(4, 6))
+
+
+@register_sharding(torch.ops.planted.moving.default)
+def _rows(x):
+    return [([Replicate()], [Replicate()]), ([Shard(0)], [Shard(0)])]
+
+
+def handled(redistribute):
+    """A handler that runs the op on the pieces as they come, or as the rule asks for them."""
+
+    def handler(op, args, kwargs):
+        info = DISPATCHER.unwrap_to_op_info(op, args, kwargs)
+        DISPATCHER.sharding_propagator.propagate(info)
+        sharding = info.output_sharding
+        if redistribute and sharding.needs_redistribute:
+            DISPATCHER.redistribute_local_args(
+                info, sharding.redistribute_schema, sharding.use_val_from_redistribute_schema
+            )
+        return DISPATCHER.wrap(op(*info.local_args), sharding.output_spec)
+
+    return handler
+
+
+def task(sample, kind=ALONE):
+    return OverloadTask(sample.op, (sample,), ((2,),), 0, kind)
+
+
+def wrong(results):
+    return sorted(str(name) for result in results for name in result.suspects)
+
+
+@pytest.fixture
+def planted_handler(monkeypatch):
+    def plant_it(op, redistribute):
+        monkeypatch.setitem(DISPATCHER._custom_op_handlers, op, handled(redistribute))
+
+    return plant_it
+
+
+@pytest.mark.parametrize("redistribute", [False, True])
+def test_a_handler_that_does_not_redistribute_is_found_and_one_that_does_is_right(planted_handler, redistribute):
+    planted_handler(torch.ops.planted.moving.default, redistribute)
+    results = []
+    validate_handlers(task(MOVING), results, lambda step: None)
+    assert wrong(results)[-1:] == ([] if redistribute else ["planted.moving.default on (2,): S(1)"])
+    assert sum(result.tried for result in results) >= 1
+
+
+def test_an_op_without_a_handler_is_tried_with_what_follows_it():
+    results = []
+    validate_handlers(task(MOVING), results, lambda step: None)
+    assert results == []
+    pairs = validate_with_follow_ups(task(MOVING, PAIRS), lambda step: None)
+    assert sum(result.tried for result in pairs) >= 4 and not [n for n in wrong(pairs) if "then" not in n]
+
+
+def test_a_dispatcher_that_does_not_redistribute_is_found_for_an_op_without_a_handler(monkeypatch):
+    def as_they_are(info, *args):
+        info.local_args = tuple(x for x in info.local_args)
+
+    monkeypatch.setattr(type(DISPATCHER), "redistribute_local_args", staticmethod(as_they_are))
+    pairs = validate_with_follow_ups(task(MOVING, PAIRS), lambda step: None)
+    assert "planted.moving.default on (2,): S(1)" in wrong(pairs)
+
+
+def test_a_handler_is_not_tried_twice(planted_handler):
+    planted_handler(torch.ops.planted.moving.default, redistribute=False)
+    assert not [n for n in wrong(validate_with_follow_ups(task(MOVING, PAIRS), lambda step: None)) if "then" not in n]
+
+
+def test_only_placements_that_no_rule_takes_are_tried_and_nothing_where_a_rule_is_wrong():
+    truth, claimed = oracle_and_claims(MOVING, (2,), 0)
+    tried = try_redistributed(MOVING, truth, (2,), claimed, seed=0)
+    assert tried and all(program.inputs[0][0] not in (Replicate(), Shard(0)) for program, _ in tried)
+    assert not any(found.wrong for _, found in tried)
+    truth, claimed = oracle_and_claims(RANKED, (2,), 0)
+    assert [str(claim.rule) for claim in claimed[2]] and not try_redistributed(RANKED, truth, (2,), claimed, seed=0)
+    assert run_oracle(RANKED).outputs[0].shape == (4, 6)
