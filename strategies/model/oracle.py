@@ -28,7 +28,7 @@ from localtensor.layout import (
     within_slack,
 )
 from strategies.model.arguments import argument_names, trusts_caller
-from strategies.model.rule import Call, Sample, flat_results, overload, written_leaves
+from strategies.model.rule import WRITTEN_UNDECLARED, Call, Sample, flat_results, overload, written_leaves
 
 STATISTICS = ("mean", "rstd", "save")
 """Prefixes of the names of arguments that the forward kernel saves for the backward.  torch 2.13: the gradients of
@@ -105,8 +105,8 @@ def run_call(call: Call, tensors: Sequence[Tensor], *, mutates: bool) -> tuple[A
 
 
 def mutates(name: str) -> bool:
-    """Whether the op writes to any argument."""
-    return bool(overload(name)._schema.is_mutable)
+    """Whether the op writes to any argument, by its schema or without its saying so."""
+    return overload(name)._schema.is_mutable or name.rpartition(".")[0] in WRITTEN_UNDECLARED
 
 
 def metadata_only(name: str) -> str:

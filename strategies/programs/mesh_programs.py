@@ -128,7 +128,7 @@ def _hands(budget: int) -> int:
 def _program(board: PlacementChoices, form: Form, pick: Picker) -> tuple[tuple[Layout, ...], bool] | None:
     tensors, drawn_rows = board.sample.tensors, form(board, pick)
     layouts = tuple(map(nearest_meaningful, zip(*drawn_rows, strict=True), tensors, itertools.repeat(board.mesh)))
-    flattened = pick(FLATTENED)
+    flattened = pick(FLATTENED) and len(board.mesh) > 1
     placed = zip(layouts, tensors, strict=True)
     plain = all(p == Replicate() for layout in layouts for p in layout)
     meaningful = all(has_one_meaning(layout, x.shape, x.dtype, board.mesh) for layout, x in placed)

@@ -9,6 +9,7 @@ They are tried once for a mesh, beside the rules of the attention op that runs o
 from __future__ import annotations
 
 import math
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,8 +38,9 @@ from strategies.validation.probe import check_claims
 Found = list[tuple[Program, Confirmation]]
 MESHES: tuple[tuple[int, ...], ...] = ((2, 2), (2, 3), (2, 2, 2))
 """The meshes on which every call is tried."""
-REDISTRIBUTED, HANDLED_SAMPLES = 4, 3
-"""Programs of a sample with placements that no rule takes; samples of a class of dtypes that an op with a handler has."""
+REDISTRIBUTED, FURTHER_SHARDED, HANDLED_SAMPLES = 8, 2, 3
+"""Programs of a sample with placements that no rule takes, at most, and those with a shard of another tensor than the first;
+samples of a class of dtypes of an op with a handler."""
 Claimed = dict[int, list[Claim]]
 """The claims along one axis, by its size."""
 SECONDS = 0.2
@@ -162,10 +164,22 @@ def try_redistributed(
     if not_unsound(sample, truth, claimed, seed) != claimed:
         return []
     taken = {tuple(p or Replicate() for p in claim.rule.inputs) for claim in claimed[mesh[-1]]}
-    drawn = draw_programs(sample, claimed, mesh, seed=seed, budget=4 * REDISTRIBUTED)
-    others = (program for program in drawn if tuple(layout[-1] for layout in program.inputs) not in taken)
-    programs = sorted(others, key=has_partial)[:REDISTRIBUTED]  # shards first: they are what programs have
+    drawn = draw_programs(sample, claimed, mesh, seed=seed, budget=2 * REDISTRIBUTED)
+    programs = [*_one_sharded(sample, mesh, seed), *sorted(drawn, key=has_partial)]
+    others = [program for program in programs if tuple(layout[-1] for layout in program.inputs) not in taken]
+    programs = list({program.inputs: program for program in others}.values())[:REDISTRIBUTED]
     return list(zip(programs, run_simulated_programs(programs), strict=True))
+
+
+def _one_sharded(sample: Sample, mesh: tuple[int, ...], seed: int) -> Iterator[Program]:
+    """The placements that programs have most often: one tensor sharded, the others whole; the first one along every dim."""
+    rest = (Replicate(),) * (len(mesh) - 1)
+    whole = [(*rest, Replicate())] * len(sample.tensors)
+    spots = [(i, dim) for i, x in enumerate(sample.tensors) for dim in range(x.ndim) if x.shape[dim] >= mesh[-1]]
+    first, further = [spot for spot in spots if not spot[0]], [spot for spot in spots if spot[0]]
+    turn = zlib.crc32(f"{seed} {sample.op} {sample.arguments()}".encode()) % max(len(further), 1)
+    for i, dim in [*first, *(further[turn:] + further[:turn])[:FURTHER_SHARDED]]:
+        yield Program(sample, mesh, (*whole[:i], (*rest, Shard(dim)), *whole[i + 1 :]), seed=seed)
 
 
 def validate_handlers(task: OverloadTask, results: list[TaskResult], note: Note) -> None:

@@ -1,10 +1,17 @@
+import contextlib
+import itertools
 import math
+from collections import Counter
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from localtensor.layout.tolerance import within_slack
+from strategies.inputs import opinfo_samples
 from strategies.model.oracle import REJECTIONS, equal_within, metadata_only, mutates, run_oracle, same_results
+from strategies.model.rule import WRITTEN_UNDECLARED, overload
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 
@@ -12,6 +19,46 @@ from tests.strategies.planted_ops import planted
 def slack_of(one):
     (slack,) = run_oracle(one).slack
     return slack
+
+
+def test_what_a_kernel_writes_to_without_its_schema_saying_so_is_a_result_too():
+    tensors = numbers(4, 3), numbers(3, seed=1), numbers(3, seed=2), torch.zeros(3).double(), torch.ones(3).double()
+    one = sample("native_batch_norm.default", *tensors, True, 0.5, 1e-5)
+    assert mutates(one.op) and not overload(one.op)._schema.is_mutable
+    *_, mean, variance = run_oracle(one).outputs
+    assert torch.allclose(mean, tensors[0].mean(0) / 2) and torch.allclose(variance, (1 + tensors[0].var(0)) / 2)
+    assert not one.tensors[3].any()  # the sample is as it was
+
+
+class _Writes(TorchDispatchMode):
+    """Collects the packets of functional overloads that change an argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.found, self.calls = set(), Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls[func] += 1
+        if func._schema.is_mutable or func.is_view or self.calls[func] > 60:
+            return func(*args, **(kwargs or {}))
+        given = [x for x in tree_leaves((args, kwargs)) if type(x) is torch.Tensor and x.layout == torch.strided]
+        before = [x.clone() for x in given]
+        out = func(*args, **(kwargs or {}))
+        if not all(torch.equal(x.nan_to_num(), old.nan_to_num()) for x, old in zip(given, before, strict=True)):
+            self.found.add(str(func).rpartition(".")[0])
+        return out
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_no_other_functional_overload_writes_to_an_argument():
+    mode = _Writes()
+    for info in opinfo_samples.database():
+        with contextlib.suppress(*REJECTIONS, AttributeError), mode:
+            for one in itertools.islice(info.sample_inputs("cpu", torch.float32, requires_grad=False), 20):
+                info.op(one.input, *one.args, **one.kwargs)
+    assert len(mode.calls) > 300
+    assert mode.found == set(WRITTEN_UNDECLARED)
 
 
 # One-ulp noise gives the tolerance.

@@ -6,6 +6,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from strategies.model.oracle import run_oracle
+from strategies.model.rule import WRITTEN_UNDECLARED, _written_unreturned
 from strategies.model.verdict import ALONE, PAIRS
 from strategies.programs.chained import validate_with_follow_ups
 from strategies.programs.mesh_validation import oracle_and_claims, try_redistributed, validate_handlers
@@ -23,6 +24,20 @@ MOVING = planted("moving", numbers(4, 6))
 @register_sharding(torch.ops.planted.moving.default)
 def _rows(x):
     return [([Replicate()], [Replicate()]), ([Shard(0)], [Shard(0)])]
+
+
+def _tally(x, total):
+    total += x.sum(0)
+    return x * 2
+
+
+plant("tally(Tensor x, Tensor total) -> Tensor", _tally, meta=lambda x, total: torch.empty_like(x))
+TALLY = planted("tally", numbers(4, 6), numbers(6, seed=1))
+
+
+@register_sharding(torch.ops.planted.tally.default)
+def _columns(x, total):
+    return [([Replicate()], [Replicate(), Replicate()]), ([Shard(1)], [Shard(1), Shard(0)])]
 
 
 def handled(redistribute):
@@ -96,3 +111,16 @@ def test_only_placements_that_no_rule_takes_are_tried_and_nothing_where_a_rule_i
     truth, claimed = oracle_and_claims(RANKED, (2,), 0)
     assert [str(claim.rule) for claim in claimed[2]] and not try_redistributed(RANKED, truth, (2,), claimed, seed=0)
     assert run_oracle(RANKED).outputs[0].shape == (4, 6)
+
+
+def test_a_write_to_an_argument_that_was_redistributed_is_lost(monkeypatch):
+    monkeypatch.setitem(WRITTEN_UNDECLARED, "planted.tally", ("total",))
+    _written_unreturned.cache_clear()
+    try:
+        truth, claimed = oracle_and_claims(TALLY, (2,), 0)
+        found = {str(p.inputs): seen.wrong for p, seen in try_redistributed(TALLY, truth, (2,), claimed, seed=0)}
+        columns = found[str(((Shard(1),), (Replicate(),)))]
+        assert columns.startswith("rank 0: output 1 gathered from R differs")
+        assert torch.equal(TALLY.tensors[1], numbers(6, seed=1))
+    finally:
+        _written_unreturned.cache_clear()
