@@ -24,8 +24,8 @@ from localtensor.collectives.rendezvous import Contribution, Group
 from localtensor.collectives.trace import events
 from localtensor.collectives.trace.chrome import write_chrome
 from localtensor.collectives.trace.clock import modelled_events, set_clock
-from localtensor.collectives.trace.events import Peak, Recording
-from localtensor.collectives.trace.memory import BUFFERS, OTHER, PARAMETERS, MemoryOfRanks
+from localtensor.collectives.trace.events import Recording
+from localtensor.collectives.trace.memory import BUFFERS, OTHER, PARAMETERS, MemoryOfRanks, Peak
 from localtensor.collectives.trace.module_spans import ModuleSpans
 from localtensor.collectives.trace.op_watch import shape_of, traits_of_op
 from localtensor.collectives.trace.output import check_file, write_file
@@ -106,7 +106,7 @@ class LockstepRecorder(Recorder):
         if traits.draws:
             first = next(iter((*made, *given)), None)
             of = "" if first is None else shape_text(_row_shape(first), first.dtype)
-            self._lane.moment(events.RANDOM, traits.name).facts["of"] = of
+            self._lane.moment(events.RANDOM, traits.name).note("of", of)
 
     def called(self, kind: str, reads: Sequence[Tensor], groups: Sequence[Sequence[int]], place: Place | None) -> None:
         """All ranks have made a collective, each in its group."""
@@ -128,7 +128,7 @@ class LockstepRecorder(Recorder):
             moved.bytes += part.bytes
         self._exchanges += 1
         wait = self._lane.moment(events.WAIT, f"wait for {kind}", place, part)
-        wait.facts["ready"] = True
+        wait.note("ready", True)
         for event in (call, wait):
             event.exchange = self._exchanges
             event.rank = 0
