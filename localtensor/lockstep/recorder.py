@@ -27,7 +27,7 @@ from localtensor.collectives.trace.clock import modelled_events, set_clock
 from localtensor.collectives.trace.events import Recording
 from localtensor.collectives.trace.memory import BUFFERS, OTHER, PARAMETERS, MemoryOfRanks, Peak
 from localtensor.collectives.trace.module_spans import ModuleSpans
-from localtensor.collectives.trace.op_watch import shape_of, traits_of_op
+from localtensor.collectives.trace.op_watch import flops_of, shape_of, traits_of_op
 from localtensor.collectives.trace.output import check_file, write_file
 from localtensor.collectives.trace.recorder import Recorder
 from localtensor.errors.base import rank_names
@@ -98,9 +98,7 @@ class LockstepRecorder(Recorder):
                 self.label(one, BUFFERS)
         elif not nested:
             plain = all(type(size) is int for x in (*given, *made) for size in x.shape)
-            flops = (
-                traits.flops(*map(shape_of, args), **kwargs, out_shape=shape_of(done)) if plain and traits.flops else 0
-            )
+            flops = flops_of(traits, tuple(map(shape_of, args)), kwargs, shape_of(done)) if plain else 0
             nbytes = sum(int(np.max(_bytes_of_ranks(x, self._memory))) for x in (*given, *made))
             self._lane.busy += self._rates_of_rank.seconds(flops, nbytes)
         if traits.draws:

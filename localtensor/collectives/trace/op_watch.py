@@ -36,6 +36,7 @@ _get_mode = torch._C._get_dispatch_mode
 _PLAIN = frozenset({Tensor, nn.Parameter})
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
 Op = torch._ops.OpOverload
+MOST_SHAPES = 1 << 14  # of ops, whose operations are kept
 MOST_LINES = 1 << 17  # lines of forward ops that are kept for the backward pass
 
 
@@ -75,7 +76,28 @@ def _newtraits_of_op(func: Op) -> _Traits:
     return _Traits(str(func), func.namespace in _COLLECTIVES, makes, views, draws, func in _handlers, flops)
 
 
-class _Alive(weakref.ref):  # type: ignore[type-arg]  # of a storage; with its key it needs no callback of its own
+_flops_known: dict[tuple[Any, ...], int] = {}
+
+
+def flops_of(traits: _Traits, shapes: tuple[Any, ...], kwargs: Any, out: Any) -> int:
+    """The operations of an op that has a formula, by the shapes of its arguments and results.
+
+    Those of equal shapes are computed once: some formulas of torch call one that walks through trees.
+    """
+    if traits.flops is None:
+        return 0
+    if kwargs:
+        return traits.flops(*shapes, **kwargs, out_shape=out)
+    key = (traits.name, shapes, out)
+    known = _flops_known.get(key)
+    if known is None:
+        if len(_flops_known) >= MOST_SHAPES:
+            _flops_known.clear()
+        known = _flops_known[key] = traits.flops(*shapes, out_shape=out)
+    return known
+
+
+class _Alive(weakref.ref):  # of a storage; with its key it needs no callback of its own
     __slots__ = ("key",)
     key: int
 
@@ -200,7 +222,7 @@ class OpWatch(TorchDispatchMode):
             for x in made:
                 nbytes += x.nbytes
             if traits.flops is not None:
-                flops = traits.flops(*map(self._shape, args), **kwargs, out_shape=self._shape(done))
+                flops = flops_of(traits, tuple(map(self._shape, args)), kwargs, self._shape(done))
             self._lane.busy += self._launch + max(flops / self._flops, nbytes / self._bytes)  # as Rates.seconds
         if traits.draws:
             first = next(iter((*made, *given)), None)
