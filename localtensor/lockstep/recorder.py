@@ -28,7 +28,7 @@ from localtensor.collectives.trace.events import Recording
 from localtensor.collectives.trace.memory import BUFFERS, OTHER, PARAMETERS, MemoryOfRanks, Peak
 from localtensor.collectives.trace.module_spans import ModuleSpans
 from localtensor.collectives.trace.op_watch import flops_of, shape_of, traits_of_op
-from localtensor.collectives.trace.output import check_file, write_file
+from localtensor.collectives.trace.output import check_file, problem_text, write_file
 from localtensor.collectives.trace.recorder import Recorder
 from localtensor.errors.base import rank_names
 from localtensor.layout.links import Links, Rates
@@ -67,7 +67,7 @@ class LockstepRecorder(Recorder):
         self.recording.peaks = [self._memory.peak_of(rank) for rank in self._ranks]
         if error is not None:
             self.ended(0, error)
-            self.recording.problem = f"{type(error).__name__}: {error}"
+            self.recording.problem = problem_text(error)
         self._entered.close()
         recording = self.recording
         set_clock(recording, Links())

@@ -37,6 +37,7 @@ class Modelled:
     compute: list[float] = field(default_factory=list)
     waiting: list[float] = field(default_factory=list)
     unused_axes: tuple[str, ...] = ()
+    unnamed_axes: tuple[str, ...] = ()
 
     @property
     def idle_share(self) -> float:
@@ -48,7 +49,8 @@ class Modelled:
 def set_clock(recording: Recording, links: Links) -> Modelled:
     """Sets `begins` and `ends` of all events of a recording.
 
-    `unused_axes` of the result are mesh axes that the links name and that no call of the run has.
+    `unused_axes` of the result are mesh axes that the links name and that no call of the run has, `unnamed_axes` those of
+    calls that the links do not name, if they name any: these calls have the links within and between nodes.
     """
     clock = _Clock(recording, links)
     points: list[tuple[int, int]] = []  # twice the time, and one more for an end; the event's number
@@ -65,8 +67,11 @@ def set_clock(recording: Recording, links: Links) -> Modelled:
         done.seconds = max(done.seconds, event.ends)
         if event.kind == WAIT:
             done.waiting[event.rank] += event.ends - event.begins
-    seen = {event.axis for event in recording.of(CALL)}
-    done.unused_axes = tuple(name for name, _ in links.axes if name not in seen)
+    parts = [event.part for event in recording.of(CALL) if event.part is not None]
+    seen = sorted({axis for part in parts if (axis := part.group.axis()) is not None})
+    named = [name for name, _ in links.axes]
+    done.unused_axes = tuple(name for name in named if name not in seen)
+    done.unnamed_axes = tuple(axis for axis in seen if axis not in named) if named else ()
     return done
 
 

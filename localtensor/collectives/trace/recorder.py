@@ -39,6 +39,7 @@ from localtensor.collectives.trace.lane import Lane
 from localtensor.collectives.trace.memory import BUFFERS, Peak
 from localtensor.collectives.trace.module_spans import ModuleSpans
 from localtensor.collectives.trace.op_watch import OpWatch
+from localtensor.collectives.trace.output import problem_text
 from localtensor.layout.links import Rates
 from localtensor.layout.spec import shape_text
 
@@ -109,7 +110,7 @@ class Recorder(RunObserver):
                 stack.enter_context(self._collections())
                 yield
         except BaseException as error:  # why: whatever ends the run is part of the recording; it is raised again
-            self.recording.problem = f"{type(error).__name__}: {error}"
+            self.recording.problem = problem_text(error)
             raise
         finally:
             self.recording.ended = time.perf_counter_ns()
