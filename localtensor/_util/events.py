@@ -73,12 +73,6 @@ def place_at(file: str, line: int, function: str) -> Place:
     return Place(file, line, function)
 
 
-@lru_cache(1 << 14)
-def place_text(place: Place) -> str:
-    """The text of a place, which many events have."""
-    return str(place)
-
-
 @dataclass(frozen=True, slots=True)
 class Call:
     """One rank's call of a collective, send or receive: what must match its peers' calls, and where it was made.

@@ -24,11 +24,11 @@ from localtensor.collectives.rendezvous import Contribution, Group
 from localtensor.collectives.trace import events
 from localtensor.collectives.trace.chrome import write_chrome
 from localtensor.collectives.trace.clock import modelled_events, set_clock
-from localtensor.collectives.trace.events import Peak, Recording
-from localtensor.collectives.trace.memory import BUFFERS, OTHER, PARAMETERS, MemoryOfRanks
+from localtensor.collectives.trace.events import Recording
+from localtensor.collectives.trace.memory import BUFFERS, OTHER, PARAMETERS, MemoryOfRanks, Peak
 from localtensor.collectives.trace.module_spans import ModuleSpans
-from localtensor.collectives.trace.op_watch import shape_of, traits_of_op
-from localtensor.collectives.trace.output import check_file, write_file
+from localtensor.collectives.trace.op_watch import flops_of, shape_of, traits_of_op
+from localtensor.collectives.trace.output import check_file, problem_text, write_file
 from localtensor.collectives.trace.recorder import Recorder
 from localtensor.errors.base import rank_names
 from localtensor.layout.links import Links, Rates
@@ -67,7 +67,7 @@ class LockstepRecorder(Recorder):
         self.recording.peaks = [self._memory.peak_of(rank) for rank in self._ranks]
         if error is not None:
             self.ended(0, error)
-            self.recording.problem = f"{type(error).__name__}: {error}"
+            self.recording.problem = problem_text(error)
         self._entered.close()
         recording = self.recording
         set_clock(recording, Links())
@@ -98,15 +98,13 @@ class LockstepRecorder(Recorder):
                 self.label(one, BUFFERS)
         elif not nested:
             plain = all(type(size) is int for x in (*given, *made) for size in x.shape)
-            flops = (
-                traits.flops(*map(shape_of, args), **kwargs, out_shape=shape_of(done)) if plain and traits.flops else 0
-            )
+            flops = flops_of(traits, tuple(map(shape_of, args)), kwargs, shape_of(done)) if plain else 0
             nbytes = sum(int(np.max(_bytes_of_ranks(x, self._memory))) for x in (*given, *made))
             self._lane.busy += self._rates_of_rank.seconds(flops, nbytes)
         if traits.draws:
             first = next(iter((*made, *given)), None)
             of = "" if first is None else shape_text(_row_shape(first), first.dtype)
-            self._lane.moment(events.RANDOM, traits.name).facts["of"] = of
+            self._lane.moment(events.RANDOM, traits.name).note("of", of)
 
     def called(self, kind: str, reads: Sequence[Tensor], groups: Sequence[Sequence[int]], place: Place | None) -> None:
         """All ranks have made a collective, each in its group."""
@@ -128,7 +126,7 @@ class LockstepRecorder(Recorder):
             moved.bytes += part.bytes
         self._exchanges += 1
         wait = self._lane.moment(events.WAIT, f"wait for {kind}", place, part)
-        wait.facts["ready"] = True
+        wait.note("ready", True)
         for event in (call, wait):
             event.exchange = self._exchanges
             event.rank = 0

@@ -172,16 +172,14 @@ def _recorded(options: TorchrunOptions) -> "Iterator[RunObserver | None]":
         yield None
         return
     from localtensor.runner.trace.files import recorded
-    from localtensor.runner.trace.summary import summary_lines
+    from localtensor.runner.trace.summary import axes_texts, summary_lines
 
     def summarize(recording: Any, clock: Any) -> None:
         if options.summary:
             _print_error("\n".join(summary_lines(recording, clock)))
-        elif clock.unused_axes:
-            axes = ", ".join(clock.unused_axes)
-            _print_error(
-                f"localtensor run: topology: no call of the run is along axis {axes}, which the topology names"
-            )
+        else:
+            for text in axes_texts(clock):
+                _print_error(f"localtensor run: topology: {text}.")
 
     with recorded(tracing, options.ranks, done=summarize) as recorder:
         yield recorder

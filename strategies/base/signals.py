@@ -190,7 +190,8 @@ def _end(number: int) -> None:
     for pid in _children():
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-    for path, remove in [*CLEANUPS.items(), *((folder, _remove_folder) for folder in _folders())]:
+    parts = [(path, os.unlink) for path in _parts()]
+    for path, remove in [*CLEANUPS.items(), *parts, *((folder, _remove_folder) for folder in _folders())]:
         with contextlib.suppress(OSError):
             remove(path)
     with contextlib.suppress(OSError):
@@ -206,6 +207,11 @@ def _folders() -> list[str]:
     process = getattr(sys.modules.get("multiprocessing.process"), "_current_process", None)
     its = getattr(process, "_config", {}).get("tempdir")
     return [*found, its] if its else found
+
+
+def _parts() -> list[str]:
+    """Files of a recorded run that are not yet written."""
+    return list(getattr(sys.modules.get("localtensor.collectives.trace.output"), "PARTS", ()))
 
 
 def _remove_folder(folder: str) -> None:

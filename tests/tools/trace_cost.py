@@ -1,25 +1,32 @@
 """What a recording costs: `python -m tests.tools.trace_cost` runs programs on eight ranks with and without one, in turn.
 
 The programs are the four of `run_pictures` and the training step of `bench --only ranks`.  What is compared is processor time of the
-process, with `lt.run(..., trace=FILE)` up to the written file; a figure is the median of some runs.  What a run without a recording
-pays is counted: its reports to an observer that ignores them, each with its time in a loop.  With `--large` one run of
-100,000 events is recorded instead, in a process of its own: seconds, bytes of the trace and of the page, memory.
+process, with `lt.run(..., trace=FILE)` up to the written file; a figure is the median of the ratios of neighbouring runs, with its
+quartiles.  `--off` compares a run without a recording with one in whose code the reports to the observer are not there.  With
+`--large` one run of 100,000 events is recorded instead, in a process of its own: seconds, bytes of the trace and of the page, memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import gc
+import inspect
 import json
 import statistics
 import tempfile
+import textwrap
 import timeit
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import process_time
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -30,12 +37,14 @@ from localtensor.collectives.observer import RunObserver
 from localtensor.collectives.trace.events import CALL, WAIT, Recording
 from localtensor.layout.links import Links
 from localtensor.runner.trace.files import TraceOptions, recorded
+from localtensor.threads import run as threads_run
 from localtensor.threads.run import run_in_threads
+from localtensor.threads.simulation import Simulation
 from tests.tools.bench.memory import own_peak
 from tests.tools.bench.mlp_step import train
 from tests.tools.run_pictures import PROGRAMS, RANKS
 
-RUNS, STEPS, EVENTS, TIMES = 7, 20, 100_000, 100_000
+RUNS, STEPS, EVENTS, TIMES = 9, 20, 100_000, 100_000
 
 
 def steps() -> None:
@@ -45,41 +54,42 @@ def steps() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of processor time of a run without and with a recording, and of the reports of one without; its events."""
+    """Seconds of processor time of neighbouring runs: of those that are the measure, and of those that are measured."""
 
     name: str
-    off: float
-    on: float
-    reports: float
-    events: int
+    bases: list[float]
+    others: list[float]
 
     def __str__(self) -> str:
+        ratios = [other / base for other, base in zip(self.others, self.bases, strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
         return (
-            f"{self.name:15} {self.off:7.3f} s, recorded {self.on:7.3f} s: {self.on / self.off:.2f} times;"
-            f" {self.events} events; reports without a recording {self.reports / self.off:.3%}"
+            f"{self.name:15} {statistics.median(self.bases):7.3f} s; {middle:.3f} times, quartiles {low:.3f} and"
+            f" {high:.3f}, of {len(ratios)} pairs; the fastest runs {min(self.others) / min(self.bases):.3f} times"
         )
 
 
-def seconds_of(program: Callable[[], object], trace: Path | None) -> tuple[float, Recording | None]:
-    """The processor time of a run, and its recording."""
+def seconds_of(program: Callable[[], object], trace: Path | None) -> float:
+    """The processor time of a run; what earlier ones have left is collected before."""
+    gc.collect()
     before = process_time()
-    ran = lt.run(program, ranks=RANKS, trace=trace)
-    return process_time() - before, ran.recording
+    lt.run(program, ranks=RANKS, trace=trace)
+    return process_time() - before
 
 
-def cost_of(name: str, program: Callable[[], object], runs: int, file: Path) -> Cost:
-    """The medians of so many runs, after one that is not counted."""
-    off, on, recording = [], [], None
-    for _ in range(runs + 1):
-        off.append(seconds_of(program, None)[0])
-        taken, recording = seconds_of(program, file)
-        on.append(taken)
-    assert recording is not None
-    return Cost(name, statistics.median(off[1:]), statistics.median(on[1:]), reports(recording), len(recording.events))
+def cost_of(name: str, one: Callable[[], float], base: Callable[[], float], runs: int) -> Cost:
+    """The seconds of so many pairs of runs, after one that does not count; every second pair begins with the base."""
+    bases, others = [], []
+    for number in range(runs + 1):
+        first, second = (base, one) if number % 2 else (one, base)
+        taken = first(), second()
+        bases.append(taken[not number % 2])
+        others.append(taken[number % 2])
+    return Cost(name, bases[1:], others[1:])
 
 
 def reports(recording: Recording) -> float:
-    """The seconds that a run without a recording takes to report what this one has recorded."""
+    """The seconds that a run without a recording takes to report what this one has recorded, by the time of each in a loop."""
     observer, part = RunObserver(), SimpleNamespace()
     calls, waits = recording.of(CALL), recording.of(WAIT)
 
@@ -93,6 +103,64 @@ def reports(recording: Recording) -> float:
         (len(waits), wait),
     ]
     return sum(count * timeit.timeit(report, number=TIMES) / TIMES for count, report in each)
+
+
+class _Silent(ast.NodeTransformer):
+    """Removes the reports to an observer: a statement that is one, and a block around others."""
+
+    def __init__(self) -> None:
+        self.removed = 0
+
+    def visit_Expr(self, node: ast.Expr) -> Any:  # the name is that of ast
+        return self._without(node, []) if isinstance(node.value, ast.Call) and _reports(node.value) else node
+
+    def visit_With(self, node: ast.With) -> Any:  # the name is that of ast
+        self.generic_visit(node)
+        return self._without(node, node.body) if _reports(node.items[0].context_expr) else node
+
+    def _without(self, node: ast.AST, body: list[ast.stmt]) -> list[ast.stmt]:
+        self.removed += 1
+        return body
+
+
+def _reports(node: ast.expr) -> bool:
+    return ".observer." in ast.unparse(node).partition("(")[0]
+
+
+def silent(function: FunctionType) -> FunctionType:
+    """The function without its reports to an observer.  Raises LookupError if it has none."""
+    tree, remover = ast.parse(textwrap.dedent(inspect.getsource(function))), _Silent()
+    code = compile(ast.fix_missing_locations(remover.visit(tree)), function.__code__.co_filename, "exec")
+    if not remover.removed:
+        raise LookupError(f"{function.__qualname__} reports nothing")
+    found: dict[str, Any] = {}
+    exec(code, function.__globals__, found)
+    made: FunctionType = found[function.__name__]
+    return made
+
+
+REPORTING: list[tuple[Any, str]] = [
+    *((Simulation, name) for name in ("_complete", "_deliver_message", "wait", "note", "end")), (threads_run, "_run_rank"),
+]  # fmt: skip
+
+
+@contextmanager
+def without_reports() -> Iterator[None]:
+    """Inside the block no code of a run reports to an observer."""
+    patches = [mock.patch.object(owner, name, silent(getattr(owner, name))) for owner, name in REPORTING]
+    for patch in patches:
+        patch.start()
+    try:
+        yield
+    finally:
+        for patch in patches:
+            patch.stop()
+
+
+def seconds_without_reports(program: Callable[[], object]) -> float:
+    """The processor time of a run that has no observer."""
+    with without_reports():
+        return seconds_of(program, None)
 
 
 class Little(nn.Module):
@@ -149,6 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="programs; all if there are none")
     parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--off", action="store_true", help="compare runs without a recording, with and without reports")
     parser.add_argument("--large", type=Path, metavar="DIR", help=f"record {EVENTS:,} events into this folder")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -157,9 +226,19 @@ def main() -> None:
             print(f"{name:30} {value:,.1f}" if isinstance(value, float) else f"{name:30} {value:,}")
         return
     with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
         for name, program in {**PROGRAMS, "steps": steps}.items():
-            if not given.names or name in given.names:
-                print(cost_of(name, program, given.runs, Path(folder) / "trace.json"), flush=True)
+            if given.names and name not in given.names:
+                continue
+            bare = partial(seconds_of, program, None)
+            if given.off:
+                cost = cost_of(name, bare, partial(seconds_without_reports, program), given.runs)
+                recording = lt.run(program, ranks=RANKS, trace=True).recording
+                assert recording is not None
+                share = reports(recording) / statistics.median(cost.bases)
+                print(f"{cost}; the reports by themselves {share:.3%}", flush=True)
+            else:
+                print(cost_of(name, partial(seconds_of, program, file), bare, given.runs), flush=True)
 
 
 if __name__ == "__main__":

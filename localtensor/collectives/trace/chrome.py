@@ -1,8 +1,10 @@
 """A recording in the Chrome trace event format, which Perfetto and chrome://tracing open.
 
-The rules are those of the "Trace Event Format" document: times are microseconds; X is a span with its duration, i a moment, C a
-counter, M a name of a process or thread, s and f the two ends of an arrow with one `id`, each of which lies in the span that it
-belongs to.  Process 1 has the real time of the simulation, one thread a rank.
+The rules are those of the "Trace Event Format" document, and what the importers of the two viewers make of it: times are
+microseconds, of which the viewers keep nanoseconds; X is a span with its duration, i a moment, C a counter, M a name of a process
+or thread, s and f the two ends of an arrow with one `id`, each of which lies in the span that it belongs to.  Spans of a thread are
+apart or one inside of the other to the nanosecond, since Perfetto drops any other.  Process 1 has the real time of the simulation,
+one thread a rank, process 2 the modelled time of a cluster.
 
 | event                        | ph     | cat                  | args                                                         |
 |------------------------------|--------|----------------------|--------------------------------------------------------------|
@@ -16,11 +18,11 @@ belongs to.  Process 1 has the real time of the simulation, one thread a rank.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import chain, islice
 from typing import IO, Any
 
-from localtensor._util.events import place_text
 from localtensor.collectives.rendezvous import Contribution
 from localtensor.collectives.trace.events import (
     CALL,
@@ -34,123 +36,173 @@ from localtensor.collectives.trace.events import (
     axis_text,
     layouts_text,
 )
+from localtensor.collectives.trace.memory import KINDS
 
 REAL, MODELLED = 1, 2
 """The two processes of a trace: real time of the simulation, and modelled time of a cluster."""
+FIRST_THREAD = 1000
+"""The thread of the first lane: no thread has the number of a process, which Perfetto takes for its main thread, or of another."""
 COLOURS = {
     "forward": "good", "backward": "rail_idle", "op": "grey", "written redistribution": "rail_response",
     "implicit redistribution": "terrible", "call": "thread_state_iowait", "wait": "bad", "garbage collection": "black",
 }  # fmt: skip
-_OWN = frozenset({"posted"})  # a fact for the clocks
-_AT_ONCE = 256  # events that are encoded together, since a call of the encoder takes as long as an event
-_SHORTEST = 0.001  # microseconds: a span without a duration cannot be seen
+_AT_ONCE = 256  # lines that are written together
+
+quoted = lru_cache(1 << 14)(json.dumps)
+"""A string as JSON."""
 
 
-def write_chrome(recording: Recording, file: IO[str], more: Iterable[dict[str, Any]] = ()) -> None:
+def write_chrome(recording: Recording, file: IO[str], more: Iterable[str] = ()) -> None:
     """Writes the trace as JSON, an event a line; `more` are events in the same form, of another clock."""
     file.write('{"displayTimeUnit":"ns","otherData":')
     about = {"made by": "localtensor", "ranks": recording.world or recording.ranks}
     file.write(json.dumps(about | ({"error": recording.problem} if recording.problem else {})))
     file.write(',"traceEvents":[\n')
-    encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
     separator = ""
     events = chain(trace_events(recording), more)
     while batch := list(islice(events, _AT_ONCE)):
-        # In a string the quote would have a backslash: this is between two events.
-        file.write(separator + encode(batch)[1:-1].replace(',{"name"', ',\n{"name"'))
+        file.write(separator + ",\n".join(batch))
         separator = ",\n"
     file.write("\n]}\n")
 
 
-def trace_events(recording: Recording) -> Iterator[dict[str, Any]]:
-    """The events of the real clock."""
-    yield from names_of(REAL, "ranks: real time of the simulation", recording.lanes)
-
-    def at(event: Event) -> tuple[float, float]:
-        return (event.start - recording.began) / 1000, event.nanoseconds / 1000
-
-    texts: dict[tuple[int, ...], str] = {}
+def trace_events(recording: Recording) -> Iterator[str]:
+    """The events of the real clock, each as JSON."""
+    yield from names_of(REAL, "ranks: real time of the simulation", FIRST_THREAD, recording.lanes)
+    began, args, heads = recording.began, _Args(), Heads(REAL)
     for event in sorted(recording.events, key=lambda event: (event.start, -event.end)):
-        yield _chrome_event(event, recording.began, texts)
-    yield from _arrows(recording, at)
-    for sample in recording.memory:
-        held = {kind: size for kind, size in sample.held.items() if size} or {"other": 0}
-        name = f"memory of {recording.lanes[sample.rank]}"
-        when = round((sample.at - recording.began) / 1000, 3)
-        yield {"name": name, "ph": "C", "pid": REAL, "tid": sample.rank, "ts": when, "args": held}
-    if recording.problem:
-        when = round((recording.ended - recording.began) / 1000, 3)
-        name = recording.problem.partition("\n")[0]
-        yield {"name": name, "ph": "i", "s": "g", "cat": ERROR, "pid": REAL, "tid": 0, "ts": when}
-
-
-def names_of(process: int, name: str, threads: list[str]) -> Iterator[dict[str, Any]]:
-    """The names of a process and of its threads, which come in this order."""
-    yield {"name": "process_name", "ph": "M", "pid": process, "tid": 0, "args": {"name": name}}
-    yield {"name": "process_sort_index", "ph": "M", "pid": process, "tid": 0, "args": {"sort_index": process}}
-    for number, thread in enumerate(threads):
-        yield {"name": "thread_name", "ph": "M", "pid": process, "tid": number, "args": {"name": thread}}
-        yield {"name": "thread_sort_index", "ph": "M", "pid": process, "tid": number, "args": {"sort_index": number}}
-
-
-def _chrome_event(event: Event, began: int, texts: dict[tuple[int, ...], str]) -> dict[str, Any]:
-    kind = event.kind
-    made: dict[str, Any] = {
-        "name": event.name, "cat": kind, "pid": REAL, "tid": event.rank, "ts": round((event.start - began) / 1000, 3),
-    }  # fmt: skip
-    if kind in (RANDOM, ERROR):
-        made["ph"], made["s"] = "i", "t"
-    else:
-        made["ph"], made["dur"] = "X", max(round(event.nanoseconds / 1000, 3), _SHORTEST)
-    if kind in COLOURS:
-        made["cname"] = COLOURS[kind]
-    args = args_of(event, texts)
-    if args:
-        made["args"] = args
-    return made
-
-
-def _arrows(recording: Recording, at: Callable[[Event], tuple[float, float]]) -> Iterator[dict[str, Any]]:
-    """An arrow from each wait to the call of the rank that it waits for."""
+        start = event.start - began
+        head = heads.of(event, FIRST_THREAD + event.rank)
+        if event.kind in (RANDOM, ERROR):
+            yield f'{head},"ts":{start / 1000:.3f}{args.of(event)}}}'
+        else:
+            yield span_text(head, start, event.end - began, args.of(event))
     number = 0
     for event in recording.of(WAIT):
         late = event.late
-        if late is None or late.rank == event.rank or late.start < event.start:
-            continue
-        number += 1
-        common = {"name": "waits for", "cat": "waits for", "id": number, "pid": REAL}
-        yield common | {"ph": "s", "tid": event.rank, "ts": round(at(event)[0], 3)}
-        yield common | {"ph": "f", "bp": "e", "tid": late.rank, "ts": round(at(late)[0], 3)}
+        if late is not None and late.rank != event.rank and late.start >= event.start:
+            number += 2
+            ends = ((FIRST_THREAD + one.rank, one.start - began) for one in (event, late))
+            yield from arrow(REAL, number, *ends)
+    yield from _memory(recording)
+    if recording.problem:
+        name = quoted(recording.problem.partition("\n")[0])
+        where = f'"pid":{REAL},"tid":{FIRST_THREAD},"ts":{(recording.ended - began) / 1000:.3f}'
+        yield f'{{"name":{name},"ph":"i","s":"g","cat":"{ERROR}",{where}}}'
 
 
-def args_of(event: Event, texts: dict[tuple[int, ...], str]) -> dict[str, Any]:
-    """What a viewer shows of an event beside its name and time; `texts` keeps those of specs by their ids."""
-    found: dict[str, Any] = {}
-    if event.place is not None:
-        found["line"] = place_text(event.place)
-    if event.module and event.kind not in MODULES:
-        found["module"] = event.module
-    if event.kind == CALL and event.part is not None:
-        found |= _args_of_call(event.part)
-    if event.kind == WAIT and event.late is not None:
-        found["for"] = f"rank {event.late.rank}"
-    if event.kind in REDISTRIBUTIONS:
-        found["bytes"] = event.bytes
-    for name, value in event.facts.items():
-        if name not in _OWN:
-            found[name] = value
-    for name, specs in (("takes", event.takes), ("gives", event.gives)):
-        if specs:
-            key = tuple(map(id, specs))
-            if key not in texts:
-                texts[key] = layouts_text(specs)
-            found[name] = texts[key]
-    return found
+def _memory(recording: Recording) -> Iterator[str]:
+    """The bytes of each rank by kind.
+
+    Each event counts all kinds that the rank ever holds: chrome://tracing takes the kinds of a counter from its first
+    event, and Perfetto keeps the last value of one that is left out.
+    """
+    ever: list[set[str]] = [set() for _ in recording.lanes]
+    samples = recording.memory
+    for rank, _, held in samples:
+        ever[rank] |= {kind for kind, size in held.items() if size}
+    kinds = [[(kind, quoted(kind)) for kind in KINDS if kind in found] for found in ever]
+    heads = [
+        f'{{"name":{quoted(f"memory of {lane}")},"ph":"C","pid":{REAL},"tid":{FIRST_THREAD + rank},"ts":'
+        for rank, lane in enumerate(recording.lanes)
+    ]
+    for rank, at, held in samples:
+        sizes = ",".join([f"{name}:{held[kind]}" for kind, name in kinds[rank]])
+        yield f'{heads[rank]}{(at - recording.began) / 1000:.3f},"args":{{{sizes}}}}}'
 
 
-def _args_of_call(part: Contribution) -> dict[str, Any]:
-    call = part.call()
-    found: dict[str, Any] = {"axis": axis_text(part), "bytes": call.bytes, "tensors": ", ".join(call.tensors)}
-    found |= {"group": ",".join(map(str, call.group)), "number": call.number}
-    found |= {name: value for name in ("op", "root", "peer") if (value := getattr(call, name)) is not None}
-    return found | ({"implicit": True} if call.implicit else {})
+def names_of(process: int, name: str, first: int, threads: list[str]) -> Iterator[str]:
+    """The names of a process and of its threads, of which the first has the number `first`, and which come in this order."""
+    rows = [("process", first, name, process), *(("thread", first + n, one, n) for n, one in enumerate(threads))]
+    for what, thread, text, order in rows:
+        where = f'"ph":"M","pid":{process},"tid":{thread}'
+        yield f'{{"name":"{what}_name",{where},"args":{{"name":{quoted(text)}}}}}'
+        yield f'{{"name":"{what}_sort_index",{where},"args":{{"sort_index":{order}}}}}'
+
+
+def span_text(head: str, start: int, end: int, args: str) -> str:
+    """A span from `start` to `end`, in nanoseconds: at least one, since a span without a duration cannot be seen."""
+    return f'{head},"ts":{start / 1000:.3f},"dur":{max(end - start, 1) / 1000:.3f}{args}}}'
+
+
+def arrow(process: int, number: int, start: tuple[int, int], end: tuple[int, int]) -> Iterator[str]:
+    """An arrow from a wait to the call of the rank that it waits for; an end is a thread and its nanoseconds."""
+    common = f'{{"name":"waits for","cat":"waits for","id":{number},"pid":{process}'
+    yield f'{common},"ph":"s","tid":{start[0]},"ts":{start[1] / 1000:.3f}}}'
+    yield f'{common},"ph":"f","bp":"e","tid":{end[0]},"ts":{end[1] / 1000:.3f}}}'
+
+
+class Heads:
+    """What events of one kind, name and thread have in common, as JSON."""
+
+    def __init__(self, process: int) -> None:
+        self._process = process
+        self._known: dict[tuple[str, str, int], str] = {}
+
+    def of(self, event: Event, thread: int) -> str:
+        """The beginning of an event, up to its time.  A redistribution's name says which it is: Perfetto colours by names."""
+        kind, name = event.kind, event.name
+        key = (kind, name, thread)
+        head = self._known.get(key)
+        if head is None:
+            shown = f"{kind.partition(' ')[0]} {name}" if kind in REDISTRIBUTIONS else name
+            phase = '"ph":"i","s":"t"' if kind in (RANDOM, ERROR) else '"ph":"X"'
+            colour = f',"cname":"{COLOURS[kind]}"' if kind in COLOURS else ""
+            head = f'{{"name":{quoted(shown)},"cat":"{kind}",{phase},"pid":{self._process},"tid":{thread}{colour}'
+            self._known[key] = head
+        return head
+
+
+class _Args:
+    """What a viewer shows of events beside their names and times."""
+
+    def __init__(self) -> None:
+        # By ids, of what the recording keeps alive: the hash of a place or a spec is computed in Python.
+        self._lines: dict[int, str] = {}
+        self._ops: dict[tuple[Any, ...], str] = {}
+        self._calls: dict[tuple[Any, ...], str] = {}
+
+    def of(self, event: Event) -> str:
+        """The member `args` with a comma before it, as JSON; empty if there is nothing to show."""
+        if event.takes or event.gives:
+            key = (id(event.place), event.module, *map(id, event.takes), None, *map(id, event.gives), id(event.facts))
+            text = self._ops.get(key)
+            if text is None:
+                text = self._ops[key] = self._made(event)
+            return text
+        return self._made(event)
+
+    def _made(self, event: Event) -> str:
+        kind, place, parts = event.kind, event.place, []
+        if place is not None:
+            line = self._lines.get(id(place))
+            if line is None:
+                line = self._lines[id(place)] = f'"line":{quoted(str(place))}'
+            parts.append(line)
+        if event.module and kind not in MODULES:
+            parts.append(f'"module":{quoted(event.module)}')
+        if event.part is not None and kind == CALL:
+            parts.append(self._call(event.part))
+        if event.late is not None and kind == WAIT:
+            parts.append(f'"for":"rank {event.late.rank}"')
+        if kind in REDISTRIBUTIONS:
+            parts.append(f'"bytes":{event.bytes}')
+        for name, value in event.facts.items():
+            parts.append(f"{quoted(name)}:{quoted(value) if type(value) is str else json.dumps(value)}")
+        for name, specs in (("takes", event.takes), ("gives", event.gives)):
+            if specs:
+                parts.append(f'"{name}":{quoted(layouts_text(specs))}')
+        return f',"args":{{{",".join(parts)}}}' if parts else ""
+
+    def _call(self, part: Contribution) -> str:
+        """The members of a call; those of calls that differ in their number alone are made once."""
+        key = (part.group.ranks, part.tensors, part.layout, part.op, part.root, part.peer, part.implicit)
+        text = self._calls.get(key)
+        if text is None:
+            call, axis = part.call(), part.group.axis()
+            found: dict[str, Any] = {"axis": axis_text(part), "bytes": call.bytes, "tensors": ", ".join(call.tensors)}
+            found |= {} if axis is None else {"group": ",".join(map(str, call.group))}
+            found |= {name: value for name in ("op", "root", "peer") if (value := getattr(call, name)) is not None}
+            found |= {"implicit": True} if call.implicit else {}
+            text = self._calls[key] = json.dumps(found, separators=(",", ":"))[1:-1]
+        return f'{text},"number":{part.number}'

@@ -18,11 +18,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from localtensor.collectives.rendezvous import Contribution
-from localtensor.collectives.trace.chrome import MODELLED, names_of
-from localtensor.collectives.trace.events import CALL, OP, WAIT, Event, Recording, axis_text
+from localtensor.collectives.trace.chrome import FIRST_THREAD, MODELLED, Heads, arrow, names_of, quoted, span_text
+from localtensor.collectives.trace.events import CALL, OP, REDISTRIBUTIONS, WAIT, Event, Recording, axis_text
 from localtensor.layout.links import Links
 
 _LIKE = {"broadcast": "all_reduce", "reduce": "all_reduce", "scatter": "all_gather", "gather": "all_gather"}
@@ -38,6 +37,7 @@ class Modelled:
     compute: list[float] = field(default_factory=list)
     waiting: list[float] = field(default_factory=list)
     unused_axes: tuple[str, ...] = ()
+    unnamed_axes: tuple[str, ...] = ()
 
     @property
     def idle_share(self) -> float:
@@ -49,7 +49,8 @@ class Modelled:
 def set_clock(recording: Recording, links: Links) -> Modelled:
     """Sets `begins` and `ends` of all events of a recording.
 
-    `unused_axes` of the result are mesh axes that the links name and that no call of the run has.
+    `unused_axes` of the result are mesh axes that the links name and that no call of the run has, `unnamed_axes` those of
+    calls that the links do not name, if they name any: these calls have the links within and between nodes.
     """
     clock = _Clock(recording, links)
     points: list[tuple[int, int]] = []  # twice the time, and one more for an end; the event's number
@@ -57,16 +58,20 @@ def set_clock(recording: Recording, links: Links) -> Modelled:
         points.append((2 * event.start, number))
         points.append((2 * max(event.end, event.start) + 1, number))
     points.sort()
+    events, begin, end = recording.events, clock.begin, clock.end
     for time, number in points:
-        (clock.end if time & 1 else clock.begin)(recording.events[number])
+        (end if time & 1 else begin)(events[number])
     ends = (busy + idle for busy, idle in zip(recording.busy, clock.idle, strict=True))
     done = Modelled(max(ends, default=0.0), list(recording.busy), [0.0] * recording.ranks)
     for event in recording.events:
         done.seconds = max(done.seconds, event.ends)
         if event.kind == WAIT:
             done.waiting[event.rank] += event.ends - event.begins
-    seen = {event.axis for event in recording.of(CALL)}
-    done.unused_axes = tuple(name for name, _ in links.axes if name not in seen)
+    parts = [event.part for event in recording.of(CALL) if event.part is not None]
+    seen = sorted({axis for part in parts if (axis := part.group.axis()) is not None})
+    named = [name for name, _ in links.axes]
+    done.unused_axes = tuple(name for name in named if name not in seen)
+    done.unnamed_axes = tuple(axis for axis in seen if axis not in named) if named else ()
     return done
 
 
@@ -79,7 +84,6 @@ class _Clock:
         self.done: dict[int, float] = {}  # the end of each exchange
         self.free: dict[tuple[int, str], float] = {}  # when the channel of a rank and axis is
         self.parts: dict[int, list[Event]] = {}
-        self.posted: dict[Event, float] = {}
         self.sizes: dict[int, int] = {}
         for event in recording.of(CALL):
             self.sizes[event.exchange] = self.sizes.get(event.exchange, 0) + 1
@@ -91,7 +95,7 @@ class _Clock:
         event.ends = event.begins
         if event.exchange < 0:
             return
-        self.posted[event] = event.facts["posted"] = event.begins
+        event.posted = event.begins
         parts = self.parts.setdefault(event.exchange, [])
         parts.append(event)
         if len(parts) == self.sizes[event.exchange]:
@@ -102,7 +106,7 @@ class _Clock:
         if last is None:
             return
         channels = [(event.rank, _channel(event)) for event in parts]
-        start = max(self.posted[event] for event in parts)
+        start = max(event.posted for event in parts)
         start = max([start, *(self.free.get(channel, 0.0) for channel in channels)])
         end = start + self.seconds(last)
         for event, channel in zip(parts, channels):
@@ -152,26 +156,52 @@ def _priced(kind: str) -> str:
     return _LIKE.get(kind, "all_reduce")
 
 
-def modelled_events(recording: Recording) -> Iterator[dict[str, Any]]:
+def last_calls(recording: Recording) -> dict[int, Event]:
+    """By exchange, the call that comes last on the modelled clock."""
+    last: dict[int, Event] = {}
+    for event in recording.of(CALL):
+        if event.exchange >= 0:
+            before = last.get(event.exchange)
+            if before is None or event.posted > before.posted:
+                last[event.exchange] = event
+    return last
+
+
+def modelled_events(recording: Recording) -> Iterator[str]:
     """The events of the modelled clock in the Chrome trace format: a thread for each rank, and one for each of its channels.
 
-    Of single ops only those are there that the real clock has, too: modules, redistributions, waits, transfers.
+    Of single ops only those are there that the real clock has, too: modules, redistributions, waits, transfers.  An arrow
+    goes from a wait to the transfer of the rank that comes last.
     """
+    first = FIRST_THREAD + len(recording.lanes)
     threads: dict[tuple[int, str], int] = {}
     calls = [event for event in recording.of(CALL) if event.part is not None and event.ends > event.begins]
     for rank in range(recording.ranks):
-        threads[rank, ""] = len(threads)
+        threads[rank, ""] = first + len(threads)
         for channel in sorted({_channel(event) for event in calls if event.rank == rank}):
-            threads[rank, channel] = len(threads)
+            threads[rank, channel] = first + len(threads)
     names = [f"{recording.lanes[rank]}{' network: ' if channel else ''}{channel}" for rank, channel in threads]
-    yield from names_of(MODELLED, "ranks: modelled time of a cluster", names)
-    for event in sorted(recording.events, key=lambda event: (event.begins, -event.ends)):
-        length = event.ends - event.begins
-        if length <= 0 or event.kind == OP:
-            continue
-        channel = _channel(event) if event.kind == CALL else ""
-        made: dict[str, Any] = {"name": event.name, "cat": event.kind, "ph": "X", "pid": MODELLED}
-        made |= {"tid": threads[event.rank, channel], "ts": round(event.begins * 1e6, 3), "dur": round(length * 1e6, 3)}
-        if event.kind == CALL and event.part is not None:
-            made["args"] = {"axis": axis_text(event.part), "bytes": event.part.bytes}
-        yield made
+    yield from names_of(MODELLED, "ranks: modelled time of a cluster", first, names)
+    spans = [
+        (round(event.begins * 1e9), round(event.ends * 1e9), event)
+        for event in recording.events
+        if event.ends > event.begins and event.kind != OP
+    ]
+    last, heads, number = last_calls(recording), Heads(MODELLED), 1
+    for start, end, event in sorted(spans, key=lambda span: (span[0], -span[1])):
+        thread = threads[event.rank, _channel(event) if event.kind == CALL else ""]
+        late = last.get(event.exchange) if event.kind == WAIT else None
+        yield span_text(heads.of(event, thread), start, end, _args(event, late))
+        if late is not None and late.rank != event.rank and late.ends > late.begins >= event.begins:
+            number += 2
+            ends = (threads[late.rank, _channel(late)], round(late.begins * 1e9))
+            yield from arrow(MODELLED, number, (thread, start), ends)
+
+
+def _args(event: Event, late: Event | None) -> str:
+    """What a viewer shows of a span: of a transfer its axis and bytes, of a redistribution the reason."""
+    if event.kind == CALL and event.part is not None:
+        return f',"args":{{"axis":{quoted(axis_text(event.part))},"bytes":{event.part.bytes}}}'
+    if event.kind in REDISTRIBUTIONS:
+        return f',"args":{{"reason":{quoted(event.facts["reason"])},"bytes":{event.bytes}}}'
+    return "" if late is None else f',"args":{{"for":"rank {late.rank}"}}'

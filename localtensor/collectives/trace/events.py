@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from localtensor._util.events import Place
 from localtensor.collectives.rendezvous import Contribution
+from localtensor.collectives.trace.memory import KINDS, Peak
 from localtensor.layout.spec import shape_text, short
 
 FORWARD, BACKWARD, PASS, STEP = "forward", "backward", "backward pass", "optimizer step"
@@ -16,6 +19,7 @@ OP, WRITTEN, IMPLICIT = "op", "written redistribution", "implicit redistribution
 CALL, WAIT, RANDOM, GC, SAVE, ERROR = "call", "wait", "random draw", "garbage collection", "checkpoint save", "error"
 MODULES = (FORWARD, BACKWARD)
 REDISTRIBUTIONS = (WRITTEN, IMPLICIT)
+_NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +31,7 @@ class Event:
     computed.  `part` is the call of a collective or message, or the one that is waited for; `exchange` numbers what the
     parts of several ranks have in common; `late` is, of a call or a wait, the last part to arrive.  `takes` and `gives` are the
     specs of an op's DTensors.  `begins` and `ends` are seconds of the modelled clock, and -1 without one; of a call they are
-    those of the transfer.
+    those of the transfer, and `posted` is when the rank makes the call.
     """
 
     kind: str
@@ -47,7 +51,19 @@ class Event:
     gives: tuple[Any, ...] = ()
     begins: float = -1.0
     ends: float = -1.0
-    facts: dict[str, Any] = field(default_factory=dict)
+    posted: float = -1.0
+    _facts: dict[str, Any] | None = None  # few events have any, and a dict for each takes time
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What else is known of the event, by name."""
+        return _NO_FACTS if self._facts is None else self._facts
+
+    def note(self, name: str, value: Any) -> None:
+        """Adds a fact."""
+        if self._facts is None:
+            self._facts = {}
+        self._facts[name] = value
 
     @property
     def nanoseconds(self) -> int:
@@ -72,6 +88,9 @@ class MemorySample(NamedTuple):
     held: dict[str, int]
 
 
+_SAMPLE = 2 + len(KINDS)
+
+
 @dataclass(slots=True)
 class Recording:
     """The events of a run on so many `ranks`, in the order in which they began.
@@ -84,7 +103,7 @@ class Recording:
     lanes: list[str] = field(default_factory=list)
     world: int = 0  # how many ranks there are, if one lane has all of them
     events: list[Event] = field(default_factory=list)
-    memory: list[MemorySample] = field(default_factory=list)
+    samples: array[int] = field(default_factory=lambda: array("q"))  # of memory: rank, time and bytes by kind, in a row
     peaks: list[Peak] = field(default_factory=list)
     busy: list[float] = field(default_factory=list)
     problem: str | None = None
@@ -95,15 +114,14 @@ class Recording:
         """The events of these kinds."""
         return [event for event in self.events if event.kind in kinds]
 
-
-@dataclass(slots=True)
-class Peak:
-    """A rank's memory where it holds most: bytes by kind of tensor, and the module that ran."""
-
-    bytes: int = 0
-    by_kind: dict[str, int] = field(default_factory=dict)
-    module: str = ""
-    by_module: dict[str, int] = field(default_factory=dict)
+    @property
+    def memory(self) -> list[MemorySample]:
+        """The memory of all ranks, in the order in which it was looked at."""
+        numbers = self.samples
+        return [
+            MemorySample(numbers[at], numbers[at + 1], dict(zip(KINDS, numbers[at + 2 : at + _SAMPLE])))
+            for at in range(0, len(numbers), _SAMPLE)
+        ]
 
 
 _shape_text = lru_cache(1 << 12)(shape_text)

@@ -18,7 +18,6 @@ from localtensor.collectives.trace.events import (
     PASS,
     STEP,
     Event,
-    MemorySample,
     Recording,
 )
 from localtensor.collectives.trace.memory import ACTIVATIONS, OTHER, STATE, Memory
@@ -72,7 +71,10 @@ class Lane:
             event.module = stack[below].module
             stack.insert(below, event)
         if kind in _MADE_INSIDE:
-            self._look()
+            if stack[-1] is event:
+                self.module, self.makes = name if kind in MODULES else self.module, _MADE_INSIDE[kind]
+            else:
+                self._look()
         if self.memory.now != self._sampled:
             self._sample(start)
         return event
@@ -116,9 +118,13 @@ class Lane:
 
     def _look(self) -> None:
         """Takes `module` and `makes` from the open spans."""
-        stack = self.stack
-        self.module = next((event.name for event in reversed(stack) if event.kind in MODULES), "")
-        self.makes = next((_MADE_INSIDE[event.kind] for event in reversed(stack) if event.kind in _MADE_INSIDE), OTHER)
+        self.module, self.makes = "", OTHER
+        for event in self.stack:
+            kind = event.kind
+            if kind in _MADE_INSIDE:
+                self.makes = _MADE_INSIDE[kind]
+                if kind in MODULES:
+                    self.module = event.name
 
     @contextmanager
     def span(
@@ -129,7 +135,7 @@ class Lane:
         try:
             yield event
         except BaseException:  # why: Abort ends a rank, too; it is raised again
-            event.facts["unfinished"] = True
+            event.note("unfinished", True)
             raise
         finally:
             self.end(event)
@@ -137,11 +143,11 @@ class Lane:
     def close(self) -> None:
         """Closes all spans: the rank's program has ended inside of them."""
         for event in reversed(self.stack[:]):
-            event.facts["unfinished"] = True
+            event.note("unfinished", True)
             self.end(event)
         self.recording.peaks[self.rank] = replace(self.memory.peak)
         self.recording.busy[self.rank] = self.busy
 
     def _sample(self, at: int) -> None:
         self._sampled = self.memory.now
-        self.recording.memory.append(MemorySample(self.rank, at, dict(self.memory.by_kind)))
+        self.recording.samples.extend((self.rank, at, *self.memory.by_kind.values()))

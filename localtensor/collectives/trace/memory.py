@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from localtensor.collectives.trace.events import Peak
 
 PARAMETERS, GRADIENTS, STATE = "parameters", "gradients", "optimizer state"
 ACTIVATIONS, BUFFERS, OTHER = "activations", "buffers of collectives", "other"
@@ -15,6 +14,16 @@ INPUTS = OTHER
 KINDS = (PARAMETERS, GRADIENTS, STATE, ACTIVATIONS, BUFFERS, OTHER)
 _STRONG = {PARAMETERS: 3, STATE: 2, GRADIENTS: 1}
 """Kinds that a tensor keeps, whatever it is used for later; of two the higher number stays."""
+
+
+@dataclass(slots=True)
+class Peak:
+    """A rank's memory where it holds most: bytes by kind of tensor, and the module that ran."""
+
+    bytes: int = 0
+    by_kind: dict[str, int] = field(default_factory=dict)
+    module: str = ""
+    by_module: dict[str, int] = field(default_factory=dict)
 
 
 class _Held(NamedTuple):
@@ -29,13 +38,13 @@ class Memory:
     >>> memory = Memory()
     >>> memory.hold(1, 400, ACTIVATIONS, "up"); memory.hold(2, 100, ACTIVATIONS, "down"); memory.drop(1)
     >>> memory.relabel(2, PARAMETERS)
-    >>> memory.now, memory.peak.bytes, memory.peak.module, dict(memory.by_kind)
-    (100, 500, 'down', {'activations': 0, 'parameters': 100})
+    >>> memory.now, memory.peak.bytes, memory.peak.module, memory.by_kind["activations"], memory.by_kind["parameters"]
+    (100, 500, 'down', 0, 100)
     """
 
     def __init__(self) -> None:
         self.now = 0
-        self.by_kind: dict[str, int] = defaultdict(int)
+        self.by_kind = dict.fromkeys(KINDS, 0)
         self.by_module: dict[str, int] = defaultdict(int)
         self._held: dict[int, tuple[int, str, str]] = {}  # size, kind, module
         self._peak = Peak()
@@ -53,13 +62,17 @@ class Memory:
 
     def hold(self, key: int, size: int, kind: str, module: str) -> None:
         """The rank holds these bytes from now on; a key that it holds already gets this size, and keeps its kind."""
-        if key in self._held:
-            _, kind, module = self._held[key]
+        held = self._held
+        if key in held:
+            _, kind, module = held[key]
             self.drop(key)
-        self._held[key] = (size, kind, module)
-        self._add(size, kind, module)
-        if self.now > self._peak.bytes:
-            self._peak.bytes, self._peak.module, self._at_peak = self.now, module, True
+        held[key] = (size, kind, module)
+        now = self.now = self.now + size
+        self.by_kind[kind] += size
+        self.by_module[module] += size
+        peak = self._peak
+        if now > peak.bytes:
+            peak.bytes, peak.module, self._at_peak = now, module, True
 
     def drop(self, key: int) -> None:
         """The rank holds these bytes no longer."""

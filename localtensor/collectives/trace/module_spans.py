@@ -74,15 +74,14 @@ class ModuleSpans:
         if not self._open:
             for parameter in module.parameters():
                 self._label(parameter, PARAMETERS)
-            for x in tree_leaves(args):
-                if isinstance(x, Tensor):
-                    self._label(x, INPUTS)
+            for x in _tensors(args):
+                self._label(x, INPUTS)
         event = self._lane.begin(FORWARD, name)
         if torch._C._current_autograd_node() is not None:
-            event.facts["again"] = "computed again for the backward pass"
+            event.note("again", "computed again for the backward pass")
         self._open.append(event)
-        for x in tree_leaves(args):
-            if isinstance(x, Tensor) and x.requires_grad and not x.is_leaf:
+        for x in _tensors(args):
+            if x.requires_grad and not x.is_leaf:
                 x.register_hook(partial(self._leave_backward, name))
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -90,8 +89,8 @@ class ModuleSpans:
             return
         event = self._open.pop()
         self._lane.end(event)
-        for x in tree_leaves(output):
-            if isinstance(x, Tensor) and x.requires_grad and not x.is_leaf:
+        for x in _tensors(output):
+            if x.requires_grad and not x.is_leaf:
                 x.register_hook(partial(self._enter_backward, event.name))
 
     def _is_inside(self, name: str, outer: str) -> bool:
@@ -134,3 +133,12 @@ class ModuleSpans:
         for parameter in parameters:
             if parameter.grad is not None:
                 self._label(parameter.grad, GRADIENTS)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors in a module's arguments or result: mostly one, or a tuple of some, which need no walk through a tree."""
+    if isinstance(value, Tensor):
+        return [value]
+    if type(value) is tuple and all(isinstance(x, Tensor) for x in value):
+        return list(value)
+    return [x for x in tree_leaves(value) if isinstance(x, Tensor)]

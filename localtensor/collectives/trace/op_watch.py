@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -37,6 +36,7 @@ _get_mode = torch._C._get_dispatch_mode
 _PLAIN = frozenset({Tensor, nn.Parameter})
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
 Op = torch._ops.OpOverload
+MOST_SHAPES = 1 << 14  # of ops, whose operations are kept
 MOST_LINES = 1 << 17  # lines of forward ops that are kept for the backward pass
 
 
@@ -76,6 +76,32 @@ def _newtraits_of_op(func: Op) -> _Traits:
     return _Traits(str(func), func.namespace in _COLLECTIVES, makes, views, draws, func in _handlers, flops)
 
 
+_flops_known: dict[tuple[Any, ...], int] = {}
+
+
+def flops_of(traits: _Traits, shapes: tuple[Any, ...], kwargs: Any, out: Any) -> int:
+    """The operations of an op that has a formula, by the shapes of its arguments and results.
+
+    Those of equal shapes are computed once: some formulas of torch call one that walks through trees.
+    """
+    if traits.flops is None:
+        return 0
+    if kwargs:
+        return traits.flops(*shapes, **kwargs, out_shape=out)
+    key = (traits.name, shapes, out)
+    known = _flops_known.get(key)
+    if known is None:
+        if len(_flops_known) >= MOST_SHAPES:
+            _flops_known.clear()
+        known = _flops_known[key] = traits.flops(*shapes, out_shape=out)
+    return known
+
+
+class _Alive(weakref.ref):  # of a storage; with its key it needs no callback of its own
+    __slots__ = ("key",)
+    key: int
+
+
 class OpWatch(TorchDispatchMode):
     """Sees the ops that its thread runs.
 
@@ -86,11 +112,13 @@ class OpWatch(TorchDispatchMode):
 
     def __init__(self, lane: Lane, rates: Rates) -> None:
         super().__init__()
-        self._lane, self._rates = lane, rates
+        self._lane = lane
+        self._launch, self._flops, self._bytes = rates.launch, rates.flops, rates.bytes
         if len(_handlers) != _handlers_known[0]:  # some were added since the last run
             _known.clear()
             _handlers_known[0] = len(_handlers)
-        self._storages: dict[int, weakref.ref[Any]] = {}  # those that are alive
+        self._storages: dict[int, _Alive] = {}  # those that are alive
+        self._forget = self._freed
         self._passes_on = False  # the op of a DTensor that comes next is the one that was just seen
         self.moved: dict[
             int, Tensor
@@ -114,7 +142,7 @@ class OpWatch(TorchDispatchMode):
                     return NotImplemented
                 return self._op_of_dtensors(func, args, kwargs or {})
         done = func(*args, **kwargs) if kwargs else func(*args)
-        traits = traits_of_op(func)
+        traits = _known.get(id(func)) or traits_of_op(func)
         if not traits.views:
             given = _tensors(args)
             if kwargs:
@@ -123,7 +151,7 @@ class OpWatch(TorchDispatchMode):
         return done
 
     def _op_of_dtensors(self, func: Op, args: Any, kwargs: Any) -> Any:
-        lane, traits = self._lane, traits_of_op(func)
+        lane, traits = self._lane, _known.get(id(func)) or traits_of_op(func)
         given = _tensors(args)
         if kwargs:
             given += _tensors(tuple(kwargs.values()))
@@ -139,9 +167,7 @@ class OpWatch(TorchDispatchMode):
                 done = func(*args, **kwargs)
                 made = [done] if type(done) is DTensor else _tensors(done)
                 if not traits.views:
-                    self._ran(
-                        traits, args, kwargs, done, [self._local(x) for x in given], [self._local(x) for x in made]
-                    )
+                    self._ran(traits, args, kwargs, done, self._locals(given), self._locals(made))
         finally:
             self._passes_on = False
             if self.moved:
@@ -149,6 +175,11 @@ class OpWatch(TorchDispatchMode):
             lane.end_op(event)
         event.gives = tuple([x._spec for x in made if type(x) is DTensor])
         return done
+
+    def _locals(self, tensors: list[Any]) -> list[Any]:
+        if self.moved:
+            return [self._local(x) for x in tensors]
+        return [x._local_tensor if type(x) is DTensor else x for x in tensors]
 
     def _local(self, x: Any) -> Any:
         """The tensor that the local op has had, or has given, for this one."""
@@ -159,6 +190,8 @@ class OpWatch(TorchDispatchMode):
 
     def _shape(self, value: Any) -> Any:
         """The shapes that the local op has had, or has given."""
+        if type(value) in _PLAIN:
+            return value.shape
         if isinstance(value, Tensor):
             return self._local(value).shape
         return tuple([self._shape(x) for x in value]) if type(value) in (tuple, list) else value
@@ -189,12 +222,12 @@ class OpWatch(TorchDispatchMode):
             for x in made:
                 nbytes += x.nbytes
             if traits.flops is not None:
-                flops = traits.flops(*map(self._shape, args), **kwargs, out_shape=self._shape(done))
-            self._lane.busy += self._rates.seconds(flops, nbytes)
+                flops = flops_of(traits, tuple(map(self._shape, args)), kwargs, self._shape(done))
+            self._lane.busy += self._launch + max(flops / self._flops, nbytes / self._bytes)  # as Rates.seconds
         if traits.draws:
             first = next(iter((*made, *given)), None)
             of = "" if first is None else shape_text(first.shape, first.dtype)
-            self._lane.moment(RANDOM, traits.name).facts["of"] = of
+            self._lane.moment(RANDOM, traits.name).note("of", of)
             for x in given:
                 if type(x) is nn.Parameter:
                     self.label(x, PARAMETERS)
@@ -209,11 +242,12 @@ class OpWatch(TorchDispatchMode):
         if key in self._storages:
             return
         lane.memory.hold(key, storage.nbytes(), lane.makes, lane.module)
-        self._storages[key] = weakref.ref(storage, functools.partial(self._freed, key))
+        alive = self._storages[key] = _Alive(storage, self._forget)
+        alive.key = key
 
-    def _freed(self, key: int, _: object) -> None:
-        self._storages.pop(key, None)
-        self._lane.memory.drop(key)
+    def _freed(self, alive: Any) -> None:
+        self._storages.pop(alive.key, None)
+        self._lane.memory.drop(alive.key)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage has another size now, as FSDP gives its unsharded parameters."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from localtensor.errors import Refusal
+
+PARTS: set[str] = set()
+"""The files that are being written: what ends the process at once removes them."""
 
 
 class CannotWrite(Refusal, values="{argument}={path}"):
@@ -17,18 +21,46 @@ class CannotWrite(Refusal, values="{argument}={path}"):
 
 
 def check_file(call: str, name: str, path: Path) -> None:
-    """Makes sure before a run that its file can be written.  Raises `CannotWrite`."""
+    """Makes sure before a run that its file can be written; leaves none that was not there.  Raises `CannotWrite`."""
     try:
+        there = path.exists()
         with open(path, "a", encoding="utf-8"):
             pass
+        if not there:
+            path.resolve().unlink()  # of a link, the file
     except (OSError, ValueError) as error:
         raise CannotWrite(call, name, path, getattr(error, "strerror", None) or str(error)) from None
 
 
 def write_file(call: str, name: str, path: Path, write: Callable[[Any], object]) -> None:
-    """Writes a file by `write(file)`.  Raises `CannotWrite`, as where a disk is full."""
+    """Writes a file by `write(file)`, whole or not at all, as if Ctrl-C is pressed again meanwhile.
+
+    What is no plain file, as a pipe, is written directly.  Raises `CannotWrite`, as where a disk is full.
+    """
     try:
-        with open(path, "w", encoding="utf-8") as file:
-            write(file)
+        if path.exists() and not path.is_file():
+            with open(path, "w", encoding="utf-8") as file:
+                write(file)
+            return
+        target = path.resolve()  # of a link, the file
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        PARTS.add(str(part))
+        try:
+            with open(part, "w", encoding="utf-8") as file:
+                write(file)
+            os.replace(part, target)
+        finally:
+            part.unlink(missing_ok=True)
+            PARTS.discard(str(part))
     except OSError as error:
         raise CannotWrite(call, name, path, error.strerror or str(error)) from None
+
+
+def problem_text(error: BaseException) -> str:
+    """The error in which a run has ended, as the recording has it.
+
+    >>> problem_text(ValueError("no such luck")), problem_text(KeyboardInterrupt())
+    ('ValueError: no such luck', 'KeyboardInterrupt')
+    """
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -34,11 +34,12 @@ from localtensor.collectives.argument_checks import flat_tensors
 from localtensor.collectives.observer import RunObserver
 from localtensor.collectives.rendezvous import Contribution, Ticket
 from localtensor.collectives.trace import events
-from localtensor.collectives.trace.events import Event, Peak, Recording, placements_text
+from localtensor.collectives.trace.events import Event, Recording, placements_text
 from localtensor.collectives.trace.lane import Lane
-from localtensor.collectives.trace.memory import BUFFERS
+from localtensor.collectives.trace.memory import BUFFERS, Peak
 from localtensor.collectives.trace.module_spans import ModuleSpans
 from localtensor.collectives.trace.op_watch import OpWatch
+from localtensor.collectives.trace.output import problem_text
 from localtensor.layout.links import Rates
 from localtensor.layout.spec import shape_text
 
@@ -49,6 +50,30 @@ class _Watched(threading.local):
     lane: Lane | None = None
     ops: OpWatch | None = None
     modules: ModuleSpans | None = None
+
+
+class _Waiting:
+    """A span around a wait, which is one of many: a class takes less time than a generator."""
+
+    __slots__ = ("_calls", "_lane", "_part", "_ready", "_wait")
+
+    def __init__(self, lane: Lane, ticket: Ticket, calls: dict[Contribution, Event]) -> None:
+        self._lane, self._part, self._ready, self._calls = lane, ticket.part, ticket.done, calls
+
+    def __enter__(self) -> None:
+        part = self._part
+        self._wait = self._lane.begin(events.WAIT, f"wait for {part.kind}", part.place, part)
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        wait, call = self._wait, self._calls.get(self._part)
+        self._lane.end(wait)
+        if kind is not None:
+            wait.note("unfinished", True)
+            return
+        if call is not None:
+            wait.exchange, wait.late = call.exchange, call.late
+        if self._ready:
+            wait.note("ready", True)
 
 
 class Recorder(RunObserver):
@@ -85,7 +110,7 @@ class Recorder(RunObserver):
                 stack.enter_context(self._collections())
                 yield
         except BaseException as error:  # why: whatever ends the run is part of the recording; it is raised again
-            self.recording.problem = f"{type(error).__name__}: {error}"
+            self.recording.problem = problem_text(error)
             raise
         finally:
             self.recording.ended = time.perf_counter_ns()
@@ -126,22 +151,13 @@ class Recorder(RunObserver):
             event.exchange, event.late = self._exchanges, last
         last.end, last.busy_end = time.perf_counter_ns(), last.busy_start
 
-    @contextmanager
-    def waiting(self, ticket: Ticket) -> Iterator[None]:
-        part, lane = ticket.part, self._lanes[ticket.part.rank]
-        ready = ticket.done
-        with lane.span(events.WAIT, f"wait for {part.kind}", part.place, part) as wait:
-            yield
-        call = self._by_part.get(part)
-        if call is not None:
-            wait.exchange, wait.late = call.exchange, call.late
-        if ready:
-            wait.facts["ready"] = True
+    def waiting(self, ticket: Ticket) -> _Waiting:
+        return _Waiting(self._lanes[ticket.part.rank], ticket, self._by_part)
 
     def ended(self, rank: int, error: BaseException | None) -> None:
         if error is not None:
             event = self._lanes[rank].moment(events.ERROR, type(error).__name__, place_of_error(error))
-            event.facts["message"] = _message(error)
+            event.note("message", _message(error))
 
     # -- what torch does
 
@@ -175,11 +191,11 @@ class Recorder(RunObserver):
         names = source.mesh.mesh_dim_names or [f"dim{i}" for i in range(source.mesh.ndim)]
         axes = ",".join(f"{name}={size}" for name, size in zip(names, source.mesh.shape))
         change = f"{placements_text(source.placements)} -> {placements_text(target.placements)}"
-        facts = {"reason": reason, "spec": f"{shape_text(source.shape, local.dtype)} @ {axes}: {change}"}
         ops = self._watched.ops
         again = nullcontext() if ops is None or kind == events.WRITTEN else ops
         with lane.span(kind, change, place) as event, again:
-            event.facts = facts
+            event.note("reason", reason)
+            event.note("spec", f"{shape_text(source.shape, local.dtype)} @ {axes}: {change}")
             return original(local, source, target, **named)
 
     def _backward(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
@@ -215,7 +231,7 @@ class Recorder(RunObserver):
             if lane is not None and phase == "start":
                 spans.append(lane.begin(events.GC, f"generation {info['generation']}"))
             elif lane is not None and spans:
-                spans[-1].facts["collected"] = info["collected"]
+                spans[-1].note("collected", info["collected"])
                 lane.end(spans.pop())
 
         gc.callbacks.append(collecting)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from localtensor._util.events import Place
-from localtensor.collectives.trace.events import CALL, IMPLICIT, WAIT, Event, Peak, Recording
+from localtensor.collectives.trace.clock import last_calls
+from localtensor.collectives.trace.events import CALL, IMPLICIT, WAIT, Event, Recording
+from localtensor.collectives.trace.memory import Peak
 
 
 @dataclass(slots=True)
@@ -80,9 +82,11 @@ def waits(recording: Recording) -> list[Waited]:
     Until the last rank calls, a rank waits for that one; from then on for the transfer, which counts for itself.
     """
     found: dict[tuple[int, int], Waited] = {}
-    last_parts = _last_parts(recording.of(CALL))
+    last = last_calls(recording)
     for event in recording.of(WAIT):
-        called, late = last_parts.get(event.exchange, (0.0, event.rank))
+        call = last.get(event.exchange)
+        late = event.rank if call is None else call.rank
+        called = event.begins if call is None else call.posted
         for_late = 0.0 if late == event.rank else min(max(called - event.begins, 0.0), event.ends - event.begins)
         for whom, seconds in ((late, for_late), (event.rank, event.ends - event.begins - for_late)):
             if seconds <= 0:
@@ -93,16 +97,6 @@ def waits(recording: Recording) -> list[Waited]:
             if one.longest is None or seconds > one.longest_seconds:
                 one.longest, one.longest_seconds = event, seconds
     return sorted(found.values(), key=lambda one: -one.seconds)
-
-
-def _last_parts(calls: Iterable[Event]) -> dict[int, tuple[float, int]]:
-    """By exchange, when the last part comes on the modelled clock, and its rank."""
-    last: dict[int, tuple[float, int]] = {}
-    for event in calls:
-        posted = event.facts.get("posted", 0.0)
-        if event.exchange >= 0 and posted > last.get(event.exchange, (-1.0, 0))[0]:
-            last[event.exchange] = (posted, event.rank)
-    return last
 
 
 class RunMemory:

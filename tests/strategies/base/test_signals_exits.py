@@ -193,3 +193,31 @@ def test_there_is_a_worker_for_each_core_unless_somebody_says_otherwise():
 
 def test_signals_are_not_ours_before_a_command_begins():
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+TWICE = """
+import signal, sys
+from pathlib import Path
+from localtensor.collectives.trace.output import write_file
+from strategies.base import signals
+
+def half(file):
+    file.write("half of it")
+    file.flush()
+    assert len(list(Path(sys.argv[1]).parent.iterdir())) == 1
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        signal.raise_signal(signal.SIGINT)
+
+signals.install_handlers()
+with signals.interruptible():
+    write_file("run", "trace", Path(sys.argv[1]), half)
+"""
+
+
+def test_a_second_ctrl_c_leaves_no_part_of_a_file(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE, str(tmp_path / "trace.json")], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, list(tmp_path.iterdir())) == (130, []), done.stderr

@@ -4,7 +4,13 @@ from collections import Counter
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._pytree import tree_leaves
 
+import localtensor as lt
 from localtensor.collectives.trace.events import CALL, IMPLICIT, WAIT
 from tests.tools.run_pictures import (
     RANKS,
@@ -71,3 +77,77 @@ def test_mixture_of_experts():
     assert found["ranks 0,1,2,3,4,5,6,7", "all_to_all_single"] == (4 + 3) * layer
     by_rank = {rank: sent(recording, rank)[0]["ranks 0,1,2,3,4,5,6,7", "all_to_all_single"] for rank in range(RANKS)}
     assert len(set(by_rank.values())) > 1  # the load is uneven
+
+
+KINDS = {
+    "_allgather_base_": "all_gather_into_tensor", "_reduce_scatter_base_": "reduce_scatter_tensor",
+    "allreduce_": "all_reduce", "alltoall_base_": "all_to_all_single", "broadcast_": "broadcast", "scatter_": "scatter",
+}  # fmt: skip
+
+
+class SeenByTorch(CommDebugMode):
+    """CommDebugMode, with the bytes that the rank passes to what it counts, by kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        before = self.get_total_counts()
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if out is not NotImplemented and self.get_total_counts() > before:
+            passed = args["base" in func._opname]  # c10d's ops on whole tensors have their outputs first
+            calls, size = self.found.get(kind := KINDS.get(func._opname, func._opname), (0, 0))
+            nbytes = sum(x.nbytes for x in tree_leaves(passed) if isinstance(x, torch.Tensor))
+            self.found[kind] = (calls + 1, size + nbytes)
+        return out
+
+
+def by_hand():
+    """Data parallelism without a wrapper: parameters from rank 0, gradients added up."""
+    model = torch.nn.Linear(5, 3)
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, 0)
+    model(torch.ones(2, 5)).sum().backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+
+
+def moves():
+    """A tensor from each placement to another one."""
+    mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+    x = distribute_tensor(torch.ones(8, 16), mesh, [Replicate(), Shard(0)])
+    x = x.redistribute(placements=[Replicate(), Shard(1)])
+    x = DTensor.from_local(x.to_local(), mesh, [Partial(), Shard(1)]).redistribute(placements=[Shard(0), Shard(1)])
+    x.redistribute(placements=[Replicate(), Replicate()])
+
+
+GATHERED = (
+    32 + 16 + 64
+)  # elements: gloo has no all-to-all of DTensor's kind, which gathers instead; then over tp, then over dp
+HAND = {
+    by_hand: {"broadcast": (2, 18 * F32), "all_reduce": (2, 18 * F32)},
+    moves: {
+        "broadcast": (1, 128 * F32), "scatter": (1, 32 * F32), "reduce_scatter_tensor": (1, 32 * F32),
+        "all_gather_into_tensor": (3, GATHERED * F32),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module", "ignore:Full backward hook is firing")
+@pytest.mark.parametrize("program", [fsdp_and_tp, mixture_of_experts, by_hand, moves])
+def test_kinds_and_bytes_are_those_that_torchs_comm_debug_mode_sees(program):
+    def watched():
+        with SeenByTorch() as seen:
+            program()
+        return seen.found
+
+    ran = lt.run(watched, ranks=RANKS, trace=True)
+    for rank in range(RANKS):
+        ours = {}
+        for event in ran.recording.of(CALL):
+            if event.rank == rank:
+                calls, size = ours.get(event.name, (0, 0))
+                ours[event.name] = (calls + 1, size + event.bytes)
+        assert ours == ran[rank] and sum(size for _, size in ours.values()) > 0
+        assert ours == HAND.get(program, ours)

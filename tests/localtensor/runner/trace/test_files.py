@@ -1,6 +1,7 @@
 """What is made of a recorded run: files that can be written, the summary, the page's tables, on the modelled clock."""
 
 import os
+import threading
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import localtensor as lt
 from localtensor.collectives.trace.clock import Modelled, set_clock
+from localtensor.collectives.trace.output import PARTS, check_file, write_file
 from localtensor.layout.links import Links, Network
 from localtensor.runner.torchrun import TorchrunOptions, run_script
 from localtensor.runner.trace.page import _real_seconds, _time_line, page_of
@@ -42,6 +44,45 @@ def test_a_file_that_cannot_be_written_is_refused_in_one_sentence_before_the_run
     reason = os.strerror(21 if name == "." else 2)
     sentence = f"run: trace: trace={name}: it cannot be written ({reason}). "
     assert str(caught.value) == sentence + "Name a file in a folder that exists and that you may write to."
+
+
+def half(file):
+    file.write("half of it")
+    file.flush()
+    assert len(PARTS) == 1
+    raise KeyboardInterrupt
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    file, link = tmp_path / "trace.json", tmp_path / "link.json"
+    link.symlink_to(file)
+    with pytest.raises(KeyboardInterrupt):
+        write_file("run", "trace", file, half)
+    assert not file.exists() and not PARTS
+    write_file("run", "trace", link, lambda one: one.write("the first"))
+    with pytest.raises(KeyboardInterrupt):
+        write_file("run", "trace", link, half)
+    assert file.read_text() == "the first" and link.is_symlink()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["link.json", "trace.json"]
+
+
+def test_a_pipe_is_written_directly(tmp_path):
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    write_file("run", "trace", pipe, lambda one: one.write("all of it"))
+    reader.join(60)
+    assert read == ["all of it"]
+
+
+def test_the_check_leaves_a_file_as_it_was(tmp_path):
+    old, new, link = (tmp_path / f"{name}.json" for name in ("old", "new", "link"))
+    old.write_text("kept")
+    link.symlink_to(new)
+    for file in (old, new, link):
+        check_file("run", "trace", file)
+    assert old.read_text() == "kept" and not new.exists() and link.is_symlink()
 
 
 @pytest.mark.parametrize(("trace", "on", "kind"), [

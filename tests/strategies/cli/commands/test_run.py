@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from strategies.cli.commands.run import planned
+from tests.localtensor.collectives.trace.test_chrome import breaches
 from tests.tools import warm
 
 COMMAND = [sys.executable, "-c", "from strategies.cli.app import main; main()", "run", "-n", "2"]
@@ -49,14 +50,40 @@ def test_the_modelled_clock_uses_the_links_of_the_topology(script):
     assert seconds(script, "slow.json") > seconds(script, "300,25") + 3000
 
 
-def test_a_topology_that_names_an_axis_which_the_run_lacks_is_noted(script):
+def test_an_axis_that_the_run_or_the_topology_lacks_is_noted(script):
     link = {"latency_us": 1, "gigabytes_per_second": 25}
     text = json.dumps({"ranks_per_node": 8, "inner": link, "outer": link, "axes": {"pp": link}})
     (script / "pp.json").write_text(text)
     done = warm.run([*COMMAND, "--summary", "--topology", "pp.json", "train.py"], cwd=script)
-    assert done.returncode == 0 and "the run has no axis pp, which the topology names" in done.stderr
+    both = "the run has no axis pp, which the topology names; the topology has no axis tp, whose calls have"
+    assert done.returncode == 0 and f"modelled          {both}" in done.stderr
     done = warm.run([*COMMAND, "--trace", "t.json", "--topology", "pp.json", "train.py"], cwd=script)
-    assert done.returncode == 0 and "no call of the run is along axis pp, which the topology names" in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("localtensor run: topology: ")]
+    assert done.returncode == 0 and [line.split(": ")[2] for line in lines] == [
+        "the run has no axis pp, which the topology names.",
+        "the topology has no axis tp, whose calls have the links of nodes.",
+    ]
+
+
+INTERRUPTED = """
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(10_000):
+    dist.all_reduce(torch.ones(4))
+    if step == 20 and dist.get_rank() == 0:
+        os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_ctrl_c_leaves_a_whole_trace_up_to_there(script):
+    (script / "train.py").write_text(INTERRUPTED)
+    done = warm.run([*COMMAND, "--trace", "t.json", "--html", "p.html", "train.py"], cwd=script)
+    assert done.returncode == 130 and "stopped by Ctrl-C" in done.stderr
+    trace = json.loads((script / "t.json").read_text())
+    assert breaches(trace) == [] and trace["otherData"]["error"] == "KeyboardInterrupt"
+    assert len([event for event in trace["traceEvents"] if event.get("cat") == "call" and event["pid"] == 1]) >= 40
+    assert "The run failed: KeyboardInterrupt" in (script / "p.html").read_text()
+    assert sorted(file.name for file in script.iterdir()) == ["p.html", "t.json", "train.py"]
 
 
 @pytest.mark.parametrize(("words", "problem"), [
