@@ -55,6 +55,24 @@ def summed(early):
         return found, SumOverRanks.apply(x, tp).item()
 
 
+def gathered(x, mesh):
+    """A sum over tp and the rows of all ranks along dp, with the type and the layout of the sum."""
+    tp, dp = mesh.get_group("tp"), mesh.get_group("dp")
+    with spmd.set_current_mesh(mesh):
+        spmd.assert_type(x, {dp: spmd.S(0), tp: spmd.P})
+        with checker.typecheck(local=False):
+            total = torch.relu(spmd.all_reduce(x, tp, src=spmd.P, dst=spmd.R))
+            rows = spmd.all_gather(total, dp, src=spmd.S(0), dst=spmd.R)
+            shown = repr(rows)
+    return rows, shown, f"{spmd.get_local_type(total)} {spmd.get_partition_spec(total)}"
+
+
+def on_a_rank():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    rows, _, types = gathered(torch.full((1, 3), 1.0 + dist.get_rank()), mesh)
+    return rows, types
+
+
 def mixed():
     """Rank 1 adds parts to a replicated tensor."""
     axis = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -89,6 +107,18 @@ def test_a_type_that_is_wrong_on_one_rank_is_its_error():
     with pytest.raises(RankRaised, match="rank 1: SpmdTypeError") as caught:
         lt.run(mixed, ranks=2)
     assert "rank 0: SpmdTypeError" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*all_gather_tensor.*is deprecated:FutureWarning")
+def test_lockstep_gives_the_values_and_types_of_rank_threads():
+    each = lt.run(on_a_rank, ranks=4)
+    with lt.LocalTensorMode(4):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        rows, shown, types = gathered(lt.rank_map(lambda rank: torch.full((1, 3), 1.0 + rank)), mesh)
+        assert "the same on all" in shown
+        for rank, (want, claimed) in enumerate(each):
+            assert torch.equal(rows.on(rank), want)
+            assert types == claimed == "{mesh_dp: V, mesh_tp: R} PartitionSpec(mesh_dp, None)"
 
 
 def test_ranks_share_the_package_since_torch_imports_it():
