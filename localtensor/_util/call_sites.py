@@ -17,6 +17,8 @@ _TORCH = str(Path(torch.__file__).parent) + "/"
 _OURS = str(Path(__file__).parents[1]) + "/"
 _STDLIB = str(Path(sysconfig.get_paths()["stdlib"])) + "/"
 _SITE = tuple(sysconfig.get_paths()[name] + "/" for name in ("purelib", "platlib"))
+_CHECKER = tuple(f"{site}spmd_types/" for site in _SITE)
+"""A type checker that calls the user's functions and torch's, as torch's own dispatch does."""
 
 USER, TORCH, OTHER, C10D, FUNCTIONAL, OPS, VIA_OPS, DTENSOR = range(8)
 _KIND_OF_FILE = {
@@ -61,11 +63,11 @@ def _kind(file: str) -> int:
     if file.endswith("/typing_extensions.py"):  # @deprecated wraps functions of torch and others
         return OTHER
     library = file.startswith(_STDLIB) and not file.startswith(_SITE)
-    return OTHER if library or file.startswith((_OURS, "<frozen")) else USER
+    return OTHER if library or file.startswith((_OURS, "<frozen", *_CHECKER)) else USER
 
 
 def is_user_file(file: str) -> bool:
-    """Whether the file belongs neither to torch, nor to the standard library, nor to this package."""
+    """Whether the file belongs neither to torch and its type checker, nor to the standard library, nor to this package."""
     return _kind(file) == USER
 
 

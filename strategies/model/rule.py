@@ -141,8 +141,9 @@ class Claim:
 
     `local` is None where every rank makes the sample's own call on its pieces.  `whole` is the reason why only the
     source's own dispatch, run end to end, can test the claim; it is empty for most claims.  `run` runs all ranks together,
-    where their calls communicate; `local` is None then.  With `concatenated`, the shards of a result may have any sizes that
-    make the whole, and not those of torch.chunk alone.
+    where their calls communicate; `local` is None then.  With `parts`, that run takes parts of sums, beside those of the rule's
+    own axis.  With `concatenated`, the shards of a result may have any sizes that make the whole, and not those of
+    torch.chunk alone.
     """
 
     rule: Rule
@@ -150,6 +151,7 @@ class Claim:
     local: tuple[Call, ...] | None = None
     whole: str = ""
     run: LocalRun | None = None
+    parts: bool = False
     concatenated: bool = False
 
 

@@ -84,6 +84,9 @@ def _confirmed(
     note = "it has no script"
     for candidate in found:
         instance = candidate.instance
+        if instance.verdict is Verdict.REFUSED:
+            note = "the source does not answer about it, so that there is no script"
+            continue
         words = f"{instance.evidence.reason} (claimed as {instance.source})"
         case = case_of(instance, settings.seed)
         try:

@@ -164,7 +164,8 @@ class Probe:
         """The first decomposition for which the claim is wrong, and the difference."""
         for draw in self.draws(claim.rule.inputs):
             local = self.local(claim.rule.inputs, draw, claim.run or claim.local)
-            found = self.against(local, self._expected(claim), claim.rule.inputs, concatenated=claim.concatenated)
+            given, sizes = claim.rule.inputs, claim.concatenated
+            found = self.against(local, self._expected(claim), given, parts=claim.parts, concatenated=sizes)
             found = None if self._rounds(claim, draw, local, found) else found
             if found and not self._kernels_disagree(claim, draw, local) and not self._wraps(claim, draw, local):
                 return draw, found
@@ -227,14 +228,14 @@ class Probe:
 
     def against(
         self, local: LocalResults, outputs: Sequence[Placement | None], inputs: Sequence[Placement | None] = (),
-        *, concatenated: bool = False,
+        *, parts: bool = False, concatenated: bool = False,
     ) -> ResultDifference | None:  # fmt: skip
         """The first difference of the local results from the oracle under these placements, or None.
 
-        `inputs` are the placements of the inputs.  That an op refuses parts of values other than the sample's own is no
+        `inputs` are the placements of the inputs; with `parts` the ranks have taken parts of sums beside these.  That an op refuses parts of values other than the sample's own is no
         difference: the parts may be outside of its domain.
         """
-        split = any(isinstance(p, Partial) for p in inputs)
+        split = parts or any(isinstance(p, Partial) for p in inputs)
         coarse = coarsest_eps(self.truth.inputs, [(p,) for p in inputs])
         if isinstance(local, str):
             kernel = "not implemented for '" in local  # of this layout and dtype: no statement on the rule

@@ -123,7 +123,7 @@ class LocalTensor(Tensor):
         tensor(1)
         """
         check_value_may_be_read(self, "LocalTensor.on")
-        with torch._C._DisableTorchDispatch():
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             return self.__localtensor_on__(rank).clone().requires_grad_(self.requires_grad)
 
     def __localtensor_on__(self, rank: int) -> Tensor:
@@ -133,7 +133,7 @@ class LocalTensor(Tensor):
             raise NotHeld("LocalTensor.on", [rank], list(self.ranks))
         cell, row = held.place(int(rank))
         found = self._cells[cell]
-        with torch._C._DisableTorchDispatch():
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             return found[row] if held.sizes[cell] > 1 else found
 
     @property
@@ -163,7 +163,7 @@ class LocalTensor(Tensor):
         """
         check_value_may_be_read(self, "LocalTensor.reconcile")
         (first, value), *others = self.values()
-        with torch._C._DisableTorchDispatch():
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             for ranks, other in others:
                 if not same_bits(value, other):
                     shorts = {rank: short_text(held) for holders, held in self.values() for rank in holders}
@@ -175,13 +175,13 @@ class LocalTensor(Tensor):
     # -- methods of any tensor
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
-        with torch._C._DisableTorchDispatch():
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             return format_tensor(self.values(), self._partition, self.requires_grad)
 
     def numpy(self, *, force: bool = False) -> Array:
         """The one value of all ranks.  Raises `RanksDisagree`."""
         value = self.reconcile()
-        with torch._C._DisableTorchDispatch():
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             return value.numpy(force=force)
 
     def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> Array:
@@ -190,7 +190,7 @@ class LocalTensor(Tensor):
     def tolist(self) -> Any:
         """The one value of all ranks as lists of numbers.  Raises `RanksDisagree`."""
         value = self.reconcile()
-        with torch._C._DisableTorchDispatch():
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             return value.tolist()
 
     def __format__(self, how: str) -> str:
@@ -199,7 +199,7 @@ class LocalTensor(Tensor):
     def __dlpack__(self, **options: Any) -> Any:
         """The one value of all ranks, a copy.  Raises `RanksDisagree`."""
         value = self.reconcile()
-        with torch._C._DisableTorchDispatch():
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             return value.__dlpack__(**options)
 
     def __getitem__(self, index: Any) -> Any:
@@ -215,7 +215,7 @@ class LocalTensor(Tensor):
         if id(self) not in memo:
             if not self.is_leaf:  # torch's own message
                 raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
-            with torch._C._DisableTorchDispatch():
+            with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
                 cells = tuple(cell.clone() for cell in self._cells)
             twin = memo[id(self)] = wrap(cells, self._partition, self._mode)
             twin.requires_grad_(self.requires_grad)
@@ -226,7 +226,7 @@ class LocalTensor(Tensor):
         return found
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        with torch._C._DisableTorchDispatch():
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             cells = tuple(cell.detach().clone() for cell in self._cells)
         return unpickled, (cells, self._partition, self.requires_grad, self._extra())
 
@@ -249,7 +249,7 @@ class LocalTensor(Tensor):
     @data.setter
     def data(self, other: Tensor) -> None:
         """Replace the values by those of another tensor, and share its memory."""
-        with torch._C._DisableTorchDispatch():
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             self._mode.run(torch.ops.aten.set_.source_Tensor, (self, other), {})
 
 
@@ -343,7 +343,10 @@ def size_query(name: str, x: LocalTensor, dim: int | None = None, **options: Any
         return math.prod(shape)
     if name == "sym_storage_offset":
         return x._cells[0].storage_offset()
-    with torch._C._DisableTorchDispatch():  # is_contiguous and its variants: whether it holds on all ranks
+    with (
+        torch._C._DisableTorchDispatch(),
+        torch._C.DisableTorchFunction(),
+    ):  # is_contiguous and its variants: whether it holds on all ranks
         pairs = zip(x._cells, x._partition.sizes, strict=True)
         return all((cell[0] if rows > 1 else cell).is_contiguous(**options) for cell, rows in pairs)
 

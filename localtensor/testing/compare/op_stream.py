@@ -17,7 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
@@ -62,10 +62,20 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True)
+class AxisType:
+    """The type of a tensor along a mesh axis, such as R or S(0); `axis` are sizes and strides, and `name` the checker's own."""
+
+    axis: tuple[tuple[int, int], ...]
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """The `number`-th op of this name: indices of the values that it reads and gives, and lines, innermost first.
 
     `group` are the ranks of a collective; `dims` the dims that a call names, as `sum` does; `dispatch` is the call on DTensors.
+    `typed` is what `claimed_types` says of the first result.
     """
 
     name: str
@@ -76,6 +86,7 @@ class Op:
     group: tuple[int, ...] | None = None
     dims: tuple[int, ...] = ()
     dispatch: Dispatch | None = None
+    typed: tuple[AxisType, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name}{f', {lines_text(self.places)}' if self.places else ''}"
@@ -232,8 +243,21 @@ class OpRecorder(TorchDispatchMode):
         """The stream, when the program has ended."""
         for index, x in self._late.items():
             self.stream.values[index] = _local(x).clone()
+        ops = self.stream.ops
+        ops[:] = [replace(one, typed=claimed_types(self._alive[one.gives[0]])) if one.gives else one for one in ops]
         self._late, self._alive, self._index = {}, [], {}
         return self.stream
+
+
+def claimed_types(x: Tensor) -> tuple[AxisType, ...]:
+    """The types that `spmd_types` has given to a tensor, axis by axis; none if it has none."""
+    package: Any = sys.modules.get("spmd_types")
+    if package is None or not hasattr(x, "_local_type"):
+        return ()
+    found = {axis: repr(one) for axis, one in package.get_local_type(x).items()}
+    for dim, entry in enumerate(package.get_partition_spec(x) or ()):
+        found |= dict.fromkeys(entry if isinstance(entry, tuple) else () if entry is None else (entry,), f"S({dim})")
+    return tuple(AxisType(tuple(axis.layout.sizes_and_strides), str(axis), one) for axis, one in found.items())
 
 
 def _local(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from localtensor.testing.compare.explain import (
     windows_text,
 )
 from localtensor.testing.compare.find_layout import assemble_layout
-from localtensor.testing.compare.op_stream import Op, OpStream, ValueAt
+from localtensor.testing.compare.op_stream import AxisType, Op, OpStream, ValueAt
 from localtensor.testing.compare.op_values import (
     MOST_STEPS,
     SAME_ELEMENTS,
@@ -359,7 +359,22 @@ def closer_look(sides: Sides, findings: Findings, found: Divergence) -> CloserLo
         each = [own] if found.key.kind == DROPOUT else [setup_lines_of(setup, name) for name in (found.key.name, *tied)]
         lines = list(dict.fromkeys(line for some in each for line in some))
     before = "" if values is None else _collective_before(values, [one.op for one in suspects])
-    return CloserLook(found, tuple(map(str, suspects)), tuple(lines), before)
+    calls = tuple(f"{one}{_types_text(one.op.typed, sides.mesh)}" for one in suspects)
+    return CloserLook(found, calls, tuple(lines), before)
+
+
+def _types_text(typed: Sequence[AxisType], mesh: Mapping[str, int]) -> str:
+    """The types that were claimed for a result, with the mesh's names of the axes.
+
+    >>> _types_text([AxisType(((2, 1),), "default_pg", "R"), AxisType(((4, 2),), "", "S(0)")], {"dp": 4, "tp": 2})
+    '; typed R along tp, S(0) along dp'
+    """
+    stride, names = 1, {}
+    for name, size in reversed(mesh.items()):
+        names[((size, stride),)] = name
+        stride *= size
+    words = ", ".join(f"{one.type} along {names.get(one.axis, one.name.removeprefix('mesh_'))}" for one in typed)
+    return f"; typed {words}" if words else ""
 
 
 def _collective_before(values: OpValues, ops: Sequence[Op]) -> str:

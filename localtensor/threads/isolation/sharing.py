@@ -1,7 +1,7 @@
 """Which modules all ranks share: a rule on the module's root, the first part of its name, and what was observed.
 
 Shared are the standard library, torch, numpy, this package, the tools that run tests, and what these require by their
-own metadata: their code holds the objects of one copy.  A package joins them when it is seen to register something once
+own metadata, or import where it is installed: their code holds the objects of one copy.  A package joins them when it is seen to register something once
 per process, or when one of its C extensions takes Python objects of its package as it loads.  All else is a rank's own.
 """
 
@@ -11,6 +11,7 @@ import sys
 
 OURS = ("localtensor", "strategies")  # what they require is theirs alone: a program that uses rich has its own
 SEEDS = ("torch", "numpy", "pytest", "hypothesis")  # distributions, with all that they require
+IMPORTED = {"spmd_types": "torch"}  # roots that a seed imports where they are installed, and does not require
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 STANDARD, RULE, NOT = "standard library", "required by {}", ""
@@ -50,6 +51,8 @@ class SharedRoots:
             return "" if root == "__main__" else STANDARD
         if root in OURS:
             return "this package"
+        if root in IMPORTED:
+            return f"imported by {IMPORTED[root]}"
         if self._required is None:
             self._required = _required_roots(SEEDS)
         by = self._required.get(root)

@@ -1,4 +1,4 @@
-"""Slots that keep a rank's temporary patches on that rank: mock.patch, monkeypatch and assertLogs.
+"""Slots that keep a rank's temporary patches on that rank: mock.patch, monkeypatch, assertLogs, and those of a type checker.
 
 In a real run each process has its own modules, and so its own patches.  On rank threads a patch would apply to all
 ranks, and what the ranks restore would depend on their order.  So each place that a rank patches during a run is
@@ -229,4 +229,48 @@ class MonkeyPatches(PatchSlot):
         return _contents(dic)
 
 
-PATCHES = (MockPatches, AssertedLogs, MonkeyPatches)
+class TypecheckPatches(PatchSlot):
+    """`spmd_types.checker.typecheck()`, which patches torch while its block runs, and keeps what it replaced.
+
+    Read on spmd_types 0.2.3 and 0.3.1.  All ranks share that package, since torch imports it.
+    """
+
+    name = "typecheck"
+    why = "the first rank to leave a block would take the patches from those still in it, whose types are then wrong"
+    patched = (
+        ("torch.autograd:Function", "apply"),
+        ("torch._functorch.vmap", "_flat_vmap"),
+        ("torch.utils.hooks:BackwardHook", "setup_input_hook"),
+        ("torch.utils.hooks:BackwardHook", "setup_output_hook"),
+    )
+    kept = (
+        ("spmd_types._checker", "_orig_autograd_apply"),
+        ("spmd_types._vmap", "_orig_flat_vmap"),
+        ("spmd_types._backward_hooks", "_orig_setup_input_hook"),
+        ("spmd_types._backward_hooks", "_orig_setup_output_hook"),
+    )
+    """The names of what was replaced; None outside of all blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for owner, name in self.patched:  # now: when the checker is there, a rank may be in a block
+            self._add(Attribute(pkgutil.resolve_name(owner), name))
+
+    def _add(self, place: Attribute) -> None:
+        self.places[id(place.owner), place.name] = place
+
+    def ready(self) -> bool:
+        return all(module in sys.modules for module, _ in self.kept)
+
+    def bind(self) -> None:
+        for module, name in self.kept:
+            place = Attribute(sys.modules[module], name)
+            if place.before is not _NOTHING:  # of another version
+                place.before = None
+                self._add(place)
+
+    def over(self) -> None:
+        """The places stay: they are the same in each run."""
+
+
+PATCHES = (MockPatches, AssertedLogs, MonkeyPatches, TypecheckPatches)

@@ -79,11 +79,13 @@ class MeaninglessClaim(SourceRaises):
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The layouts of a call's tensor results, in order; `local[rank]` are the rank's own non-tensor arguments as text,
-    where they differ from the call's; `run` runs all ranks together, for calls that communicate."""
+    where they differ from the call's; `run` runs all ranks together, for calls that communicate, and `parts` is whether it
+    takes parts of sums on another axis."""
 
     outputs: tuple[NamedLayout | None, ...]
     local: tuple[str, ...] | None = None
     run: LocalRun | None = None
+    parts: bool = False
 
 
 class SampleClaims(Protocol):
@@ -303,7 +305,8 @@ class FunctionClaims:
         rule = Rule(sample.op, given, made)
         self.words.setdefault(str(rule), (inputs, outputs))
         if answer.run is not None:
-            return Claim(rule, words, run=answer.run, concatenated=self.source.concatenated)
+            sizes = self.source.concatenated
+            return Claim(rule, words, run=answer.run, parts=answer.parts, concatenated=sizes)
         local = functions.local_calls(sample.call, answer.local) if answer.local else None
         return Claim(rule, words, local, concatenated=self.source.concatenated)
 

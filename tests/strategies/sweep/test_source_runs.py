@@ -6,13 +6,13 @@ import sys
 
 import pytest
 import torch
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
-from strategies.model.rule import LEAVES, Call, Rule, Sample
+from strategies.model.rule import LEAVES, Call, Program, Rule, Sample
 from strategies.model.settings import Settings
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.sweep import source_runs
-from strategies.validation.finding import Candidate
+from strategies.validation.finding import Candidate, refused_program
 from tests.tools import warm
 
 
@@ -35,6 +35,14 @@ def test_a_source_that_does_not_return_when_it_is_asked_again_leaves_its_claim_s
     found = source_runs._confirmed(Stuck(), "neg", [Candidate(instance, None)], Settings(("neg",)), None)
     assert found.finding.verdict is Verdict.SUSPECT
     assert "no return within 0.3 s of processor time from stays" in found.finding.reason
+
+
+def test_a_call_about_which_a_source_does_not_answer_is_not_asked_again():
+    sample = Sample(Call("aten.neg.default", LEAVES[:1]), (torch.ones(4),), "a test")
+    candidate = refused_program(Program(sample, (2,), ((Replicate(),),)), "no return from view_groups")
+    found = source_runs._confirmed(Stuck(), "neg", [candidate], Settings(("neg",)), None)
+    assert found.finding.verdict is Verdict.SUSPECT
+    assert "the source does not answer about it, so that there is no script" in found.finding.reason
 
 
 def test_a_resumed_sweep_confirms_what_another_process_has_suspected(tmp_path):

@@ -180,7 +180,8 @@ def answer(call: FunctionCall, inputs: Sequence[NamedLayout]) -> Answer:
         _check_pieces(own, text, pieces, [found[i] for i in asked], [traits[i].shape for i in asked])
         placed += [_gradient(found[i][1]) for i in asked]
         made = [_gradient(inner[i]) for i in call.wrt]
-    return Answer(tuple(one for one, _ in found), run=Run(own.function, text, placed, made, call.wrt))
+    split = any(isinstance(p, Partial) for p in placed)
+    return Answer(tuple(one for one, _ in found), run=Run(own.function, text, placed, made, call.wrt), parts=split)
 
 
 def _gradient(layout: NamedLayout) -> Placement:

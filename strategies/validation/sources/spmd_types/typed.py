@@ -46,6 +46,8 @@ V = NamedLayout("V", Replicate(), None)
 _NAMES = ("R", "I", "V", "P", "S", "Shard", "MeshAxis", "set_current_mesh", "assert_type", "get_local_type",
           "get_partition_spec", "PartitionSpec", "SpmdTypeError", "rules")  # fmt: skip
 _FAKE_LOG = "torch._subclasses.fake_tensor"
+_RESIZED = "An output with one or more elements was resized"
+"""torch's warning where it writes to an `out=` of another size."""
 
 
 @functools.cache
@@ -120,14 +122,13 @@ def piece(x: Tensor, layout: NamedLayout, ranks: int, rank: int) -> Tensor:
 def quiet_checker() -> Iterator[None]:
     """A context in which torch neither warns nor logs what DTensor raises inside of the checker."""
     log = logging.getLogger(_FAKE_LOG)
-    before = log.level
-    log.setLevel(logging.CRITICAL + 1)
+    before, log.disabled = log.disabled, True  # another level would clear the caches of all loggers
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(before)
+        log.disabled = before
 
 
 def forget_groups() -> None:
@@ -192,19 +193,25 @@ def result_layouts(
     is_global = any(isinstance(one.meaning, Shard) for row in inputs for one in row)
     grads = grads or [False] * len(pieces)
     names = (AXIS, *_MORE_AXES)[: len(axes)]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)  # `out=` of another size is written to, with a warning
-            function([x.detach().clone().requires_grad_(g).clone() for x, g in zip(pieces, grads, strict=True)])
-    except (*REJECTIONS, UserWarning) as error:
-        raise RefusedLayouts(f"the function refuses the pieces: {error_in_one_line(error)}") from None
     with quiet_checker(), spmd.set_current_mesh(dict(zip(names, axes, strict=True))):
+        warnings.filterwarnings("error", message=_RESIZED, category=UserWarning)
         given = [typed_on(x, row, axes, grad=g) for x, row, g in zip(pieces, inputs, grads, strict=True)]
         try:
             with importlib.import_module(f"{PACKAGE}.checker").typecheck(local=not is_global):
                 out = tensor_results(function(given))
         except spmd.SpmdTypeError as error:
             raise RefusedLayouts(error_in_one_line(error)) from None
-        except REJECTIONS as error:
+        except (*REJECTIONS, UserWarning) as error:
+            _check_takes(function, pieces, grads)
             raise SourceRaises(f"{type(error).__name__}: {error_in_one_line(error, 160)}") from None
         return tuple(layouts_on(x, axes) for x in out)
+
+
+def _check_takes(function: Callable[..., Any], pieces: Sequence[Tensor], grads: Sequence[bool]) -> None:
+    """Raise `RefusedLayouts` where the function itself does not take the pieces."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            function([x.detach().clone().requires_grad_(g).clone() for x, g in zip(pieces, grads, strict=True)])
+    except (*REJECTIONS, UserWarning) as error:
+        raise RefusedLayouts(f"the function refuses the pieces: {error_in_one_line(error)}") from None

@@ -3,6 +3,7 @@ import torch
 
 pytest.importorskip("spmd_types")
 
+from strategies.inputs.variants.all_variants import adverse
 from strategies.model.oracle import run_oracle
 from strategies.torch_api.rank_runs import RankProcesses, returned_values
 from strategies.validation.probe import check_claims
@@ -11,8 +12,11 @@ from strategies.validation.sources.registry import source_named
 from strategies.validation.sources.spmd_types import op_table, two_axes, typed
 
 
-def judged(label, *args, **kwargs):
-    """The instances of one call and of its gradients, with every kind of layouts on the second axis."""
+def judged(label, *args, values=0, **kwargs):
+    """The instances of one call and of its gradients, with every kind of layouts on the second axis.
+
+    `values` is the number of other values that each is tried with.
+    """
     source = source_named("spmd_types")
     assert source.labels
     function = op_table.functions()[label]
@@ -23,7 +27,8 @@ def judged(label, *args, **kwargs):
         for one in (sample, *source._gradient_samples(call, sample, number)):
             truth = run_oracle(one)
             about = source.about(one, truth, 0)
-            found += [(i, one, truth) for i in check_claims(one, truth, 2, about.claims(2), seed=0)]
+            other = adverse(one, truth, 0, seed=0, budget=values)
+            found += [(i, one, truth) for i in check_claims(one, truth, 2, about.claims(2), seed=0, variants=other)]
     return found
 
 
@@ -49,6 +54,11 @@ def test_a_product_is_sound_with_a_shard_on_one_axis_and_parts_on_the_other():
 def test_a_contraction_is_sound_on_two_axes_forward_and_backward():
     found = judged("torch.matmul", X, Y)
     assert {i.verdict.value for i, _, _ in found} == {"sound"} and len(found) > 12
+
+
+def test_parts_on_the_second_axis_of_infinite_values_are_no_fault():
+    found = judged("torch.mv", X, drawn(8, seed=4), values=99)
+    assert {i.verdict.value for i, _, _ in found} == {"sound"}
 
 
 def test_types_on_the_wrong_axes_are_found(monkeypatch):
