@@ -230,11 +230,11 @@ def _run_both(
         programs.on_one_device(program, start, programs.in_double, sink=take)
     free_what_is_left(reference)
     progress(f"{program.ranks} ranks")
-    ranks = programs.on_ranks(program, start)
-    sides = Sides(reference, slacks.found, tuple(ranks), program.mesh, program.batch_axes)
+    ranks, calls = programs.on_ranks(program, start)
+    sides = Sides(reference, slacks.found, ranks, program.mesh, program.batch_axes)
     names = find_names(sides)
     sides = sides if names is None else names.applied(sides)
-    return sides, programs.collective_lines(program.mesh, ranks.calls), names
+    return sides, programs.collective_lines(program.mesh, calls), names
 
 
 def _divergence_of(program: programs.TrainingProgram) -> Divergence | None:
@@ -248,8 +248,11 @@ def _look(
     """Both programs run once more, and the ops around the divergence are compared."""
     region = region_of(found.key, sides.ranks[0].calls)
     there = region if names is None else names.region_on_ranks(region)
-    reference, ranks = programs.on_one_device(program, start, _same, region), programs.on_ranks(program, start, there)
-    second = replace(sides, reference=reference, ranks=tuple(ranks))
+    reference, (ranks, _) = (
+        programs.on_one_device(program, start, _same, region),
+        programs.on_ranks(program, start, there),
+    )
+    second = replace(sides, reference=reference, ranks=ranks)
     second = second if names is None else names.applied(second)
     return closer_look(second.part_of(findings.part) or second if findings.part else second, findings, found)
 

@@ -18,9 +18,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from localtensor._util.call_sites import place_of_function
 from localtensor._util.events import Call
 from localtensor._util.module_names import plain_name
+from localtensor._util.pickling import dumps
+from localtensor.collectives.c10d_table import calls_seen
 from localtensor.errors import NotComparable, RankRaised
 from localtensor.layout.tolerance import DOUBLE_OF
-from localtensor.runner.api import Run, run
+from localtensor.runner.api import run
 from localtensor.testing.compare.op_stream import recorded
 from localtensor.testing.compare.pipelines import Pipeline, Stages, pipeline_of, reassembled
 from localtensor.testing.compare.setup_lines import SetupLines
@@ -127,29 +129,45 @@ def on_one_device(
     return watch
 
 
-def on_ranks(program: TrainingProgram, start: Start, region: Region | None = None) -> Run:
-    """The parallel run: the `Watch` of each rank, and on rank threads the calls of collectives."""
-    given: Any = (program, start.model.state_dict(), start.batches, region)
+def on_ranks(
+    program: TrainingProgram, start: Start, region: Region | None = None
+) -> tuple[tuple[Watch, ...], Sequence[Call]]:
+    """The parallel run: the `Watch` of each rank, and the calls of collectives."""
+    given = (program, start.model.state_dict(), start.batches, region)
     pool: dict[Key, list[Tensor]] = {}
     options: Any = {"ranks": program.ranks, "seed": program.seed}
     try:
         if program.on == "threads":  # a partial: ranks get no copies
-            body: Any = rank_program
-            return run(partial(body, *given, pool=pool), leftovers="ignore", **options)
-        return run(rank_program, *given, on=program.on, **options)
+            ran = run(partial(_trained_rank, *given, pool), leftovers="ignore", **options)
+            return ran.values, ran.calls
+        check_sendable(program)
+        values = run(rank_process, *given, on=program.on, **options).values
+        return tuple(watch for watch, _ in values), [call for _, calls in values for call in calls]
     except RankRaised as fault:
         if isinstance(fault.__cause__, NotComparable):  # each rank has found the same
             raise fault.__cause__ from None
         raise
 
 
-def rank_program(
-    program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None,
-    pool: dict[Key, list[Tensor]] | None = None,
-) -> Watch:  # fmt: skip
-    """What one rank runs; returns what was seen of it.  Rank threads share the copies in `pool`."""
-    with nullcontext() if program.on == "threads" else dropout_off():  # rank threads: it is off already
-        return _trained_rank(program, state, batches, region, {} if pool is None else pool)
+def rank_process(
+    program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None
+) -> tuple[Watch, list[Call]]:
+    """What a rank runs as a real process; returns what was seen of it, and its calls of collectives."""
+    with dropout_off(), calls_seen() as calls:
+        return _trained_rank(program, state, batches, region, {}), calls
+
+
+def check_sendable(program: TrainingProgram) -> None:
+    """Raises `NotComparable` for a function that real processes do not find by its module and name."""
+    for argument in ("build", "parallelize", "batch", "loss", "optimizer"):
+        function = getattr(program, argument)
+        try:
+            dumps(function)
+        except Exception as error:  # why: pickling what a function is bound to runs its own code
+            raise NotComparable(
+                f"a real process does not find it: {error}", argument,
+                "Pass a function at the top level of a module; a lambda is found on rank threads only.",
+            ) from error  # fmt: skip
 
 
 def _trained_rank(
@@ -174,8 +192,7 @@ def _trained_rank(
     if pipeline is not None:
         pipeline.watch(watch)
     _train(program, model, optimizer, [part_of(program, batch, coordinates) for batch in batches], watch, pipeline)
-    watch.pool, watch._last = {}, {}
-    return reassembled(watch)
+    return reassembled(watch.finished())
 
 
 def collective_lines(mesh: Mapping[str, int], calls: Sequence[Call]) -> tuple[str, ...]:
@@ -294,6 +311,11 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, dict):
         return model(**batch)
     return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
+def doubling() -> Callable[[Tensor], Tensor]:
+    """`in_double`, made as `with_noise` is."""
+    return in_double
 
 
 def in_double(x: Tensor) -> Tensor:

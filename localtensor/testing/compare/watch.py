@@ -184,6 +184,11 @@ class Watch:
         self._last[where] = (copy,)
         return copy
 
+    def finished(self) -> Watch:
+        """The watch of a run that has ended, without what only the run needs."""
+        self.pool, self._last, self.edges = {}, {}, {}
+        return self
+
     def drop(self, x: Tensor, drawn: Drawn) -> bool:
         """Keeps the input of a dropout with what was drawn for it; of one that is computed again, only that."""
         if self.now() != FORWARD:
