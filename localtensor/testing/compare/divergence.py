@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor import Partial
 
 from localtensor._util.events import Place
 from localtensor.layout.tolerance import max_abs, measured_slack
@@ -20,9 +20,11 @@ from localtensor.testing.compare.explain import (
     pending_source,
 )
 from localtensor.testing.compare.find_layout import (
-    AxisLayout,
+    Expected,
     MeshLayout,
+    expected_layout,
     find_layout,
+    layout_of_placements,
     values_text,
 )
 from localtensor.testing.compare.watch import AFTER, DROPOUT, GRADIENT_OF_OUTPUT, IN_STEP, Key, Observation, Watch
@@ -36,13 +38,17 @@ ROUNDINGS = 64
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first difference: what of (`key`), the user's line, the layout that was found if any, and what it looks like."""
+    """The first difference: what of (`key`), the user's line, the layout that was found if any, and what it looks like.
+
+    `expected` is the layout that it should have instead, if that is known.
+    """
 
     key: Key
     place: Place | None
     layout: str | None
     what: str
     values: str
+    expected: Expected | None = None
 
 
 @dataclass
@@ -301,21 +307,6 @@ def _mean_axes(sides: Sides, findings: Findings, step: int) -> tuple[str, ...]:
     return tuple(name for name in sides.mesh if name in sides.batch_axes or name in pending)
 
 
-def layout_of_placements(one: Observation, axes: int) -> list[MeshLayout]:
-    """The layout that a DTensor on the whole mesh says of itself."""
-    if one.placements is None or len(one.placements) != axes:
-        return []
-    said = []
-    for placement in one.placements:
-        if isinstance(placement, Partial):
-            said.append(AxisLayout("P", op=placement.reduce_op))
-        elif isinstance(placement, Shard) or hasattr(placement, "split_factor"):
-            said.append(AxisLayout("S", placement.dim, (1,) * getattr(placement, "split_factor", 1)))
-        else:
-            said.append(AxisLayout("R"))
-    return [MeshLayout(tuple(said))] if all(a.op in ("", "sum", "avg") for a in said) else []
-
-
 def _not_allowed(sides: Sides, key: Key, layout: MeshLayout) -> str | None:
     """Why a layout that fits is wrong nevertheless: a reduction that is not done any more."""
     one = sides.ranks[0].seen[key]
@@ -356,10 +347,14 @@ def _divergence(
         factor = f", or it is {parts} times too small, as the ranks' mean counts" if mean else ""
         what = f"an all_reduce over {over} is missing{factor}: it is a pending sum, and {key} is wrong"
         place = sides.ranks[0].seen[source].place
-        return Divergence(source, place, str(findings.layouts[source]), what, values)
+        layout = findings.layouts[source]
+        return Divergence(
+            source, place, str(layout), what, values, expected_layout(sides, findings.layouts, source, layout)
+        )
     what = problem or next(explanations(sides, findings, key, tensors, want, slack))
     place = held[0].place or place_of_parameter(sides, key.name)
-    return Divergence(key, place, None if layout is None else str(layout), what, values)
+    expected = None if layout is None else expected_layout(sides, findings.layouts, key, layout)
+    return Divergence(key, place, None if layout is None else str(layout), what, values, expected)
 
 
 def place_of_parameter(sides: Sides, name: str) -> Place | None:

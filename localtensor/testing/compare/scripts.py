@@ -18,8 +18,8 @@ from localtensor.runner.torchrun import USAGE, Observer, TorchrunOptions, run_sc
 from localtensor.testing.compare import programs
 from localtensor.testing.compare.api import check_repeated
 from localtensor.testing.compare.comparison import Comparison, comparison_of, has_evidence, notes_of_values
-from localtensor.testing.compare.divergence import Divergence, Findings, Sides, first_divergence, layout_of_placements
-from localtensor.testing.compare.find_layout import MeshLayout, assemble_layout, find_layout
+from localtensor.testing.compare.divergence import Divergence, Findings, Sides, first_divergence
+from localtensor.testing.compare.find_layout import MeshLayout, assemble_layout, find_layout, layout_of_placements
 from localtensor.testing.compare.names import NameMap, find_names
 from localtensor.testing.compare.script_watch import (
     PASSES,
