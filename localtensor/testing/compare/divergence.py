@@ -336,7 +336,7 @@ def _divergence(
         )
     tensors = [x.value for x in held]
     if layout is not None and equal_along(sides, tensors, layout.pending):
-        problem = None  # nothing is pending: it is a part of the sum on every rank, that is, too small
+        layout = problem = None  # nothing is pending: it is a part of the sum on every rank, that is, too small
     values = "" if key.kind == DROPOUT else values_text(sides, tensors, want, slack)
     added = next(counted_too_often(sides, key, tensors, want, slack), None)
     source = None if problem or added else pending_source(sides, findings, key)

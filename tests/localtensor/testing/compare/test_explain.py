@@ -289,3 +289,12 @@ def test_placements_that_are_wrong_are_noted_where_the_values_are_right():
 
     done = compare(parallelize, {"tp": 2}, loss=None, optimizer=None)
     assert "output of the whole model, step 0 assembles as S(0), and its placements say S(1)" in done.notes
+
+
+def test_halves_that_are_equal_are_no_pending_sum():
+    def parallelize(model, mesh):
+        for parameter in model.parameters():
+            parameter.register_hook(lambda grad: all_reduce(grad, "sum", mesh) / 4)
+
+    found = divergence(parallelize, {"dp": 2})
+    assert "2 times too small" in found.what and found.layout is None and found.expected is None
