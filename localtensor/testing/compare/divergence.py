@@ -29,6 +29,7 @@ from localtensor.testing.compare.find_layout import (
 )
 from localtensor.testing.compare.watch import AFTER, DROPOUT, GRADIENT_OF_OUTPUT, IN_STEP, Key, Observation, Watch
 from localtensor.testing.compare_dropout import drawn_again, drops_otherwise
+from localtensor.testing.compare_tolerance import parts_of_whole
 
 ONE_DEVICE = "one device"
 MOST_AFTER = 400  # values after the first divergence that are compared
@@ -78,6 +79,9 @@ class Sides:
     numbers: tuple[int, ...] = ()  # of the ranks, if they are a part of the mesh
     blocks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the shares of the parts of fused parameters
     others: tuple[Watch, ...] = ()  # the ranks of the mesh that are not in this part of it
+    settled: Mapping[Key, MeshLayout] = field(
+        default_factory=dict
+    )  # of what the ranks hold as parts of the reference's
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -252,6 +256,8 @@ def _not_compared(part: Sides, sides: Sides, findings: Findings, key: Key, one: 
 def _layout_of(
     sides: Sides, findings: Findings, key: Key, one: Observation, held: Sequence[Observation]
 ) -> MeshLayout | None:
+    if key in sides.settled and len(held) == len(sides.ranks):
+        return sides.settled[key]
     factors = [1.0]
     if key.kind == GRADIENT_OF_OUTPUT:  # of a mean over the rank's own part of the batch
         parts = torch.Size([sides.mesh[axis] for axis in _mean_axes(sides, findings, key.step)]).numel()
@@ -261,7 +267,12 @@ def _layout_of(
     if sides.declared is not None and all(x.dtype == sides.declared for x in tensors) and key.kind != "parameter":
         tensors = [x.to(one.value.dtype) for x in tensors]
     blocks = sides.blocks.get(key.name, ())
-    return find_layout(tensors, sides.sizes, one.value, sides.slack(key), first=said, factors=factors, blocks=blocks)
+    slack = sides.slack(key)
+    found = find_layout(tensors, sides.sizes, one.value, slack, first=said, factors=factors, blocks=blocks)
+    if found is not None or len(tensors) < len(sides.ranks):
+        return found
+    uneven = parts_of_whole(tensors, sides.sizes, one.value, slack)
+    return None if uneven is None else uneven[0]
 
 
 def _drops_otherwise(sides: Sides, findings: Findings, key: Key, same: Sequence[int]) -> str | None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial, Shard
 
-from localtensor.layout.tolerance import within_slack
+from localtensor.layout.tolerance import all_within_slack, within_slack
 
 if TYPE_CHECKING:
     from localtensor.testing.compare.divergence import Sides
@@ -104,7 +104,7 @@ def find_layout(
 
 def fits(made: Tensor, want: Tensor, slack: Tensor) -> bool:
     """Whether a tensor has the shape and dtype of another, and its elements within the slack."""
-    return made.shape == want.shape and made.dtype == want.dtype and bool(within_slack(made, want, slack).all())
+    return made.shape == want.shape and made.dtype == want.dtype and all_within_slack(made, want, slack)
 
 
 def assemble_layout(held: Sequence[Tensor], sizes: Sequence[int], layout: MeshLayout) -> Tensor | None:
@@ -140,12 +140,12 @@ def _assemble_axis(group: Sequence[Tensor], axis: AxisLayout) -> Tensor | None:
     if any(x.shape != one.shape or x.dtype != one.dtype for x in group):
         return None
     if axis.kind == "R":
-        return one if all(torch.equal(x, one) or _close(x, one) for x in group[1:]) else None
+        return one if all(torch.equal(x, one) or equal_but_rounding(x, one) for x in group[1:]) else None
     total = torch.stack(list(group)).sum(0, dtype=one.dtype)
     return total / len(group) if axis.op == "avg" else total
 
 
-def _close(x: Tensor, y: Tensor) -> bool:
+def equal_but_rounding(x: Tensor, y: Tensor) -> bool:
     """Whether two replicas are equal but for rounding, NaN equal to NaN."""
     if not (x.is_floating_point() or x.is_complex()):
         return False

@@ -38,6 +38,7 @@ from localtensor.testing.compare.watch import (
     declared_dtype,
 )
 from localtensor.testing.compare_dropout import drawing, dropout_off
+from localtensor.testing.compare_tolerance import Settled
 
 DATA_AXES = ("dp", "ddp", "fsdp", "hsdp", "data", "batch", "replicate", "shard")
 """Words in the names of mesh axes along which each rank has a part of the batch."""
@@ -125,20 +126,33 @@ def on_one_device(
     watch = Watch(region=region, causal=True, sink=sink)
     batches = [tree_map(lambda x: vary(x.clone()) if isinstance(x, Tensor) else x, batch) for batch in start.batches]
     with _seeded(program.seed):
-        _train(program, model, _optimizer_of(program, model), batches, watch)
+        optimizer = _optimizer_of(program, model)
+        _train(program, model, optimizer, batches, watch)
+    _release(model, optimizer)
     return watch
 
 
+def _release(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    """Frees the tensors of a run that has ended: a model may refer to itself, and would stay until it is collected."""
+    for x in [*model.parameters(), *model.buffers()]:
+        x.grad, x.data = None, x.data.new_empty(0)
+    if optimizer is not None:
+        optimizer.state.clear()
+
+
 def on_ranks(
-    program: TrainingProgram, start: Start, region: Region | None = None
+    program: TrainingProgram, start: Start, region: Region | None = None, settled: Settled | None = None
 ) -> tuple[tuple[Watch, ...], Sequence[Call]]:
-    """The parallel run: the `Watch` of each rank, and the calls of collectives."""
+    """The parallel run: the `Watch` of each rank, and the calls of collectives.
+
+    Rank threads keep what is not the reference's only, if there is a `settled`.
+    """
     given = (program, start.model.state_dict(), start.batches, region)
-    pool: dict[Key, list[Tensor]] = {}
+    pool: dict[Key, list[Tensor]] = {} if settled is None else settled.pool
     options: Any = {"ranks": program.ranks, "seed": program.seed}
     try:
         if program.on == "threads":  # a partial: ranks get no copies
-            ran = run(partial(_trained_rank, *given, pool), leftovers="ignore", **options)
+            ran = run(partial(_trained_rank, *given, pool, settled), leftovers="ignore", **options)
             return ran.values, ran.calls
         check_sendable(program)
         values = run(rank_process, *given, on=program.on, **options).values
@@ -172,7 +186,7 @@ def check_sendable(program: TrainingProgram) -> None:
 
 def _trained_rank(
     program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None,
-    pool: dict[Key, list[Tensor]],
+    pool: dict[Key, list[Tensor]], settled: Settled | None = None,
 ) -> Watch:  # fmt: skip
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -189,6 +203,7 @@ def _trained_rank(
     coordinates = dict(zip(program.mesh, mesh.get_coordinate() or (), strict=True))
     setup = lines.by_name(model, plain_name)
     watch = Watch(region=region, declared=declared_dtype(model), setup=setup, pool=pool)
+    watch.kept = None if settled is None else settled.of_rank(mesh.get_rank())
     if pipeline is not None:
         pipeline.watch(watch)
     _train(program, model, optimizer, [part_of(program, batch, coordinates) for batch in batches], watch, pipeline)
