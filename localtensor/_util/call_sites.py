@@ -31,6 +31,8 @@ _KIND_OF_FILE = {
     # DTensor's own code of ops: what it calls, no line of the program calls.
     **{_TORCH + f"distributed/tensor/{name}.py": DTENSOR for name in ("_dispatch", "_tp_conv", "_nonlinear_redux")},
 }
+WORKER_LOOP = "_serve_jobs"
+"""The function of a real process from which the user's code is called: what calls it is no line of the program."""
 _FROM_LOCAL = (_TORCH + "distributed/tensor/_api.py", "backward")  # a gradient that comes in other placements
 _kinds: dict[str, int] = {}
 
@@ -104,7 +106,7 @@ def code_that_called_us() -> CodeType | None:
 
 def place_of_frame(frame: FrameType | None) -> Place | None:
     """The user's innermost line on this frame's stack: that of `origin`, without what else that finds out."""
-    while frame is not None:
+    while frame is not None and frame.f_code.co_name != WORKER_LOOP:
         code = frame.f_code
         kind = _kinds.get(code.co_filename)
         if kind is None:

@@ -51,7 +51,10 @@ def all_finite(x: Tensor) -> bool:
 
 def max_abs(x: Tensor) -> Tensor:
     """The largest finite absolute value, at least 1e-30; float64 without dims."""
-    size = x.detach().abs().double().nan_to_num(0.0, 0.0, 0.0)
+    size = x.detach().abs()
+    if size.numel() and bool((largest := size.amax().double()).isfinite()):
+        return largest.clamp_min(1e-30)
+    size = size.double().nan_to_num(0.0, 0.0, 0.0)
     return (size.amax() if size.numel() else size.sum()).clamp_min(1e-30)
 
 
@@ -71,8 +74,12 @@ def measured_slack(value: object, others: Sequence[object]) -> Tensor | None:
     floor = factor * eps * scale
     if not alike or not value.numel():
         return floor
+    limit = max(JUMP_SHARE, 8 * eps) * scale  # one ulp of bfloat16 is more than JUMP
+    farthest = torch.stack([(o - value).abs().amax() for o in alike]).amax().double()
+    if bool(farthest <= limit):  # not so if it is NaN
+        return factor * farthest + floor
     moved = torch.stack([_distance(o, value) for o in alike]).amax(0)
-    stable = moved <= max(JUMP_SHARE, 8 * eps) * scale  # one ulp of bfloat16 is more than JUMP
+    stable = moved <= limit
     if bool(stable.all()):
         return factor * moved.amax() + floor
     return torch.where(stable, factor * torch.where(stable, moved, 0.0).amax() + floor, torch.inf)
@@ -89,8 +96,11 @@ def widen_slack(slack: Tensor | None, value: Tensor, best: object) -> Tensor | N
         return slack
     if not is_inexact(value):
         return torch.where(best == value, slack, torch.inf)
-    apart = (value.to(best.dtype) - best).abs().double().nan_to_num(0.0, 0.0, 0.0)
+    apart = (value.to(best.dtype) - best).abs()
     near = max(JUMP_SHARE, 8 * torch.finfo(value.dtype).eps) * max_abs(value)
+    if bool((farthest := apart.amax().double()) <= near):  # not so if it is NaN
+        return slack + 4 * farthest
+    apart = apart.double().nan_to_num(0.0, 0.0, 0.0)
     return slack + 4 * torch.where(apart <= near, apart, 0.0).amax()
 
 
@@ -100,3 +110,14 @@ def within_slack(got: Tensor, want: Tensor, slack: Tensor) -> Tensor:
     if is_inexact(want):
         same = same | ((got - want).abs() <= slack)
     return same | (got.isnan() & want.isnan()) if want.dtype.is_floating_point or want.dtype.is_complex else same
+
+
+def all_within_slack(got: Tensor, want: Tensor, slack: Tensor) -> bool:
+    """Whether all elements are as `within_slack` says."""
+    if torch.equal(got, want):
+        return True
+    if slack.dim() == 0 and is_inexact(want) and got.numel() and got.shape == want.shape:
+        farthest = (got - want).abs().amax()
+        if bool(farthest.isfinite()):
+            return bool(farthest[None] <= slack)
+    return bool(within_slack(got, want, slack).all())

@@ -233,11 +233,29 @@ def run_in_processes(
     if on == "nccl":
         check_gpus(ranks)
         device = device or "cuda"
+    make = partial(Pool, ranks, backend=on, grace=GRACE, leave=LEAVE)
+    return _run_in_pool(ambient.pool_of((ranks, on), make), fn, pieces, seed, timeout, device)
+
+
+def run_once_in_processes(
+    fn: Callable[..., Any], pieces: Sequence[tuple[Any, ...]], seed: int, timeout: float | None
+) -> tuple[Any, ...]:
+    """As `run_in_processes` over gloo, in processes that no other run has used or will use.  Raises what that raises."""
+    return _run_in_pool(Pool(len(pieces), grace=GRACE, leave=LEAVE), fn, pieces, seed, timeout, None)
+
+
+def _run_in_pool(
+    made: contextlib.AbstractContextManager[Pool],
+    fn: Callable[..., Any],
+    pieces: Sequence[tuple[Any, ...]],
+    seed: int,
+    timeout: float | None,
+    device: str | torch.device | None,
+) -> tuple[Any, ...]:
     function, mine = _pickled_by_name(fn, "run"), caller_state(seed, device)
     limit = GROUP_TIMEOUT if timeout is None else timeout
     try:
-        make = partial(Pool, ranks, backend=on, grace=GRACE, leave=LEAVE)
-        with ambient.pool_of((ranks, on), make) as pool, _without_mesh_warnings():
+        with made as pool, _without_mesh_warnings():
             outcomes = pool.call(run_job, [(function, mine, *args) for args in pieces], timeout=limit)
     except LocalTensorError as refused:
         refused.args = tuple(_as_text_of_run(text) for text in refused.args)

@@ -1,32 +1,32 @@
-"""What is kept of the other runs of a reference: how far a right value may be away, and whether two runs are equal.
+"""What is kept of the other runs of a program: how far a right value may be away, whether two runs are equal, what ranks hold.
 
 Each value is looked at when the run computes it, beside the one that the first run has kept, and is not kept itself: so the
-memory of a comparison does not grow with the number of runs.
+memory of a comparison does not grow with the number of runs.  What the ranks hold is kept only where it is not the reference's.
 """
 
 from __future__ import annotations
 
 import ctypes
-import gc
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from localtensor.layout.tolerance import measured_slack, widen_slack
-from localtensor.testing.compare.watch import Key, Watch
+from localtensor.testing.compare.find_layout import REPLICATED, AxisLayout, MeshLayout, equal_but_rounding, fits
+from localtensor.testing.compare.watch import DROPOUT, Key, Watch
 
 LEAST_TO_FREE = 32 * 2**20
 """Bytes that a run keeps from which on the memory of a run is given back before the next."""
 
 
 def free_what_is_left(reference: Watch) -> None:
-    """Gives the memory of a run that has ended back, if runs are large: models and optimizers refer to themselves."""
+    """Gives the memory of a run that has ended back to the system, if runs are large."""
     if sum(one.value.nbytes for one in reference.seen.values()) < LEAST_TO_FREE:
         return
-    gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
         trim(0)
@@ -45,7 +45,7 @@ class Slacks:
 
         Runs with noise of one unit in the last place come before that in double precision.
         """
-        own: dict[Key, Tensor] = {}
+        own: dict[Key, Tensor | float] = {}  # no small tensors: they would keep the memory around them from reuse
 
         def take(key: Key, value: Tensor) -> None:
             one = self.reference.seen.get(key)
@@ -54,10 +54,11 @@ class Slacks:
             base = self.found.get(key, measured_slack(one.value, ())) if double else None
             slack = widen_slack(base, one.value, value) if double else measured_slack(one.value, (value,))
             if slack is not None:
-                own[key] = slack
+                own[key] = slack if slack.dim() else float(slack)
 
         yield take
-        for key, slack in own.items():
+        for key, one in own.items():
+            slack = torch.as_tensor(one, dtype=torch.float64)
             before = None if double else self.found.get(key)
             self.found[key] = slack if before is None else torch.maximum(before, slack)
 
@@ -90,3 +91,129 @@ class Repeated:
     def other(self) -> Key | None:
         """The first value that differs; None if the runs are equal."""
         return next(iter(self.missing), None)
+
+
+@dataclass
+class Settled:
+    """The ranks' values that are parts of those of the `reference` or equal to them, in the place of which its own are kept.
+
+    `layouts` are theirs.  A value is looked at as soon as all ranks have it; what fits is kept as a view of the reference's,
+    what does not fit, or is a pending sum, stays as it is.
+    """
+
+    reference: Watch
+    slacks: Mapping[Key, Tensor]
+    sizes: Sequence[int]
+    layouts: dict[Key, MeshLayout] = field(default_factory=dict)
+    pool: dict[Key, list[Tensor]] = field(default_factory=dict)  # the copies that are waiting, by all ranks
+    _waiting: dict[Key, dict[int, Watch]] = field(default_factory=dict)
+
+    def of_rank(self, rank: int) -> Callable[[Watch, Key], None]:
+        """What takes the keys of this rank's values."""
+
+        def take(watch: Watch, key: Key) -> None:
+            waiting = self._waiting.setdefault(key, {})
+            waiting[rank] = watch
+            if len(waiting) == torch.Size(self.sizes).numel():
+                del self._waiting[key]
+                self._settle(key, [waiting[number] for number in range(len(waiting))])
+
+        return take
+
+    def _settle(self, key: Key, watches: Sequence[Watch]) -> None:
+        self.layouts.pop(key, None)
+        one, slack = self.reference.seen.get(key), self.slacks.get(key)
+        if one is None or slack is None or key.kind == DROPOUT:
+            return
+        found = parts_of_whole([watch.seen[key].value for watch in watches], self.sizes, one.value, slack)
+        if found is None:
+            return
+        self.layouts[key], parts = found
+        self.pool.pop(key, None)
+        for watch, part in zip(watches, parts, strict=True):
+            watch.seen[key] = replace(watch.seen[key], value=part)
+
+
+def parts_of_whole(
+    held: Sequence[Tensor], sizes: Sequence[int], want: Tensor, slack: Tensor
+) -> tuple[MeshLayout, list[Tensor]] | None:
+    """The layout of whole tensors and shards that fits, and the part of `want` that each rank has, uncopied; None if none fits.
+
+    Where two axes cut one dim, the last may have cut first, as FSDP cuts what tensor parallelism has cut.
+
+    >>> x = torch.arange(4.0)
+    >>> layout, parts = parts_of_whole([x[:2].clone(), x[2:].clone()], [2], x, torch.zeros(()))
+    >>> str(layout), parts[1], parts[1].data_ptr() == x[2:].data_ptr()
+    ('S(0)', tensor([2., 3.]), True)
+    """
+    if any(x.dim() != want.dim() or x.dtype != want.dtype for x in held):
+        return None
+    dims = [dim for dim in range(want.dim()) if any(x.shape[dim] != want.shape[dim] for x in held)]
+    kinds = [*(AxisLayout("S", dim) for dim in dims), REPLICATED]
+    for axes in itertools.product(*(kinds if size > 1 else [REPLICATED] for size in sizes)):
+        cuts = [axis.dim for axis in axes if axis.kind == "S"]
+        if {*cuts} != {*dims}:
+            continue
+        for last_first in (False, True)[: 1 + (len(cuts) > len(dims))]:
+            parts = _parts(want, held, sizes, axes, last_first)
+            limits = (
+                _parts(slack.expand_as(want), held, sizes, axes, last_first) if slack.dim() else [slack] * len(held)
+            )
+            each = list(zip(held, parts, limits, strict=True)) if parts else []
+            if each and all(fits(*one) for one in each) and _replicas_agree(held, sizes, axes):
+                return MeshLayout(_in_blocks(sizes, axes) if last_first else axes), parts
+    return None
+
+
+def _parts(
+    whole: Tensor, held: Sequence[Tensor], sizes: Sequence[int], axes: Sequence[AxisLayout], last_first: bool
+) -> list[Tensor]:
+    """The parts of a tensor that ranks with tensors of these shapes have, cut by the first axis first, or by the last one."""
+    order = list(range(len(sizes)))[:: -1 if last_first else 1]
+    ranks = torch.arange(len(held)).reshape(tuple(sizes)).permute(order).reshape(-1).tolist()
+    made = _cut(whole, [held[rank] for rank in ranks], [sizes[i] for i in order], [axes[i] for i in order])
+    return [part for _, part in sorted(zip(ranks, made, strict=True), key=lambda one: one[0])] if made else []
+
+
+def _cut(whole: Tensor, held: Sequence[Tensor], sizes: Sequence[int], axes: Sequence[AxisLayout]) -> list[Tensor]:
+    if not axes:
+        return [whole] if whole.shape == held[0].shape else []
+    each = len(held) // sizes[0]
+    groups = [held[i : i + each] for i in range(0, len(held), each)]
+    pieces: Sequence[Tensor] = [whole] * sizes[0]
+    if axes[0].kind == "S":
+        lengths = [_length(one, sizes[1:], axes[1:], axes[0].dim) for one in groups]
+        if sum(lengths) != whole.shape[axes[0].dim]:
+            return []
+        pieces = whole.split(lengths, axes[0].dim)
+    made = [_cut(piece, group, sizes[1:], axes[1:]) for piece, group in zip(pieces, groups, strict=True)]
+    return [part for one in made for part in one] if all(made) else []
+
+
+def _length(held: Sequence[Tensor], sizes: Sequence[int], axes: Sequence[AxisLayout], dim: int) -> int:
+    """How long the tensor is along a dim that these ranks have together."""
+    if not axes:
+        return held[0].shape[dim]
+    each = len(held) // sizes[0]
+    lengths = [_length(held[i : i + each], sizes[1:], axes[1:], dim) for i in range(0, len(held), each)]
+    return sum(lengths) if axes[0] == AxisLayout("S", dim) else lengths[0]
+
+
+def _in_blocks(sizes: Sequence[int], axes: Sequence[AxisLayout]) -> tuple[AxisLayout, ...]:
+    """The layout whose last axes have cut first, as one whose first axes cut within the blocks of the later ones."""
+    made = []
+    for i, axis in enumerate(axes):
+        later = [size for size, other in zip(sizes[i + 1 :], axes[i + 1 :], strict=True) if other == axis]
+        made.append(AxisLayout("S", axis.dim, (1,) * torch.Size(later).numel()) if axis.kind == "S" else axis)
+    return tuple(made)
+
+
+def _replicas_agree(held: Sequence[Tensor], sizes: Sequence[int], axes: Sequence[AxisLayout]) -> bool:
+    """Whether the ranks along axes without a cut have equal tensors, but for rounding."""
+    ranks = torch.arange(len(held)).reshape(tuple(sizes))
+    for axis in (i for i, one in enumerate(axes) if one.kind == "R" and sizes[i] > 1):
+        for first, *others in ranks.movedim(axis, -1).reshape(-1, sizes[axis]).tolist():
+            one = held[first]
+            if not all(held[i] is one or torch.equal(held[i], one) or equal_but_rounding(held[i], one) for i in others):
+                return False
+    return True

@@ -104,9 +104,9 @@ def world_now() -> RankWorld | None:
 
 
 def groups_of_rank() -> dict[tuple[int, ...], str]:
-    """The groups of the running rank by their ranks, in order, with the description that each was made with."""
+    """The groups of the running rank, a thread or a process, by their ranks, in order, with the description of each."""
     found: dict[tuple[int, ...], str] = {}
-    for group, ranks in getattr(world_now(), "pg_group_ranks", {}).items():
+    for group, ranks in c10d._world.pg_group_ranks.items():
         found.setdefault(tuple(sorted(ranks)), str(getattr(group, "group_desc", "") or ""))
     return found
 

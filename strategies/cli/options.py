@@ -196,6 +196,7 @@ class CompareOptions:
     ranks: Annotated[int | None, Option("-n", "--ranks", help="How many ranks the parallel script has.  [default: 1, or -n in the quotes]", show_default=False)] = None
     reference: Annotated[str, Option("--reference", metavar="TEXT", help='What it is compared with: "train.py -n 1".  [default: SCRIPT on 1 rank]', show_default=False)] = ""
     mesh: Annotated[str, Option("--mesh", metavar="AXES", help="The axes of the ranks: dp=2,tp=4.  [default: those of the script's process groups]", show_default=False)] = ""
+    on: Annotated[str, Option("--on", help="The ranks of both scripts: threads, or gloo for real processes.")] = "threads"
     seed: Annotated[int, Option("--seed", help="Where the random generators of every rank start.")] = 0
     timeout: Annotated[float, Option("--timeout", help="Seconds for each run of a script; 0 is no limit.")] = 0.0
     json: Annotated[Path | None, Option("--json", help="Write the whole report here.", show_default=False)] = None

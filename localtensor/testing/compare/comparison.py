@@ -10,6 +10,7 @@ from typing import Any
 
 from localtensor._util.html_page import render_page
 from localtensor.testing.compare.divergence import ONE_DEVICE, Divergence, Findings, Sides
+from localtensor.testing.compare.find_layout import layout_of_placements
 from localtensor.testing.compare.suspects import CloserLook
 from localtensor.testing.compare.watch import DROPOUT, Key
 from localtensor.testing.compare_dropout import drop_alike
@@ -75,6 +76,8 @@ class Comparison:
         divergence = None if found is None else {
             **_key_json(found.key), "place": None if found.place is None else str(found.place),
             "layout": found.layout, "because": found.what, "values": found.values,
+            "expected": None if found.expected is None else found.expected.layout,
+            "expected_because": None if found.expected is None else found.expected.reason,
             "calls": list(self.calls), "setup": list(self.setup),
         }  # fmt: skip
         values = [
@@ -107,7 +110,7 @@ class Comparison:
             lines.append(f"  because   {d.what}")
             lines += [f"  values    {d.values}"] if d.values else []
             if d.layout:
-                lines.append(f"  assembles as {d.layout}")
+                lines.append(f"  assembles as {d.expected or d.layout}")
             before = [one for one in self._before() if one.state == EQUAL][-1:]
             lines += [f"  right before it: {one.key} as {one.layout}" for one in before]
             lines += [f"  after     {self.collective_before}"] if self.collective_before else []
@@ -152,6 +155,7 @@ def notes_of_values(sides: Sides, findings: Findings) -> list[str]:
     notes += _dropout_notes(sides, findings)
     if sides.reference.draws:
         notes.append(f"{sides.name} draws random numbers in the steps; ranks that have other rows draw others")
+    notes += list(_placement_notes(sides, findings))[:1]
     nan = [key for key in findings.layouts if key in seen and not bool(seen[key].value.isfinite().all())]
     return [*notes, *(f"{key} has NaN or infinity in both, and so has what comes of it" for key in nan[:1])]
 
@@ -172,6 +176,15 @@ def _dropout_notes(sides: Sides, findings: Findings) -> Iterator[str]:
         axes |= {axis: str(key) for axis in drop_alike(drawn, list(sides.mesh.items()), parts) if axis not in axes}
     for axis, text in axes.items():
         yield f"ranks along {axis} drop the same elements of different parts: they have one seed ({text})"
+
+
+def _placement_notes(sides: Sides, findings: Findings) -> Iterator[str]:
+    """DTensors that assemble to the right value, but not as their placements say."""
+    for key, layout in findings.layouts.items():
+        one = sides.ranks[0].seen.get(key)
+        for said in () if one is None else layout_of_placements(one, len(layout.axes)):
+            if said.axes != layout.axes:
+                yield f"{key} assembles as {layout}, and its placements say {said}"
 
 
 def _some(names: Sequence[str]) -> str:

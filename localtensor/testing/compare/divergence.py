@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor import Partial
 
 from localtensor._util.events import Place
 from localtensor.layout.tolerance import max_abs, measured_slack
@@ -20,13 +20,16 @@ from localtensor.testing.compare.explain import (
     pending_source,
 )
 from localtensor.testing.compare.find_layout import (
-    AxisLayout,
+    Expected,
     MeshLayout,
+    expected_layout,
     find_layout,
+    layout_of_placements,
     values_text,
 )
 from localtensor.testing.compare.watch import AFTER, DROPOUT, GRADIENT_OF_OUTPUT, IN_STEP, Key, Observation, Watch
 from localtensor.testing.compare_dropout import drawn_again, drops_otherwise
+from localtensor.testing.compare_tolerance import parts_of_whole
 
 ONE_DEVICE = "one device"
 MOST_AFTER = 400  # values after the first divergence that are compared
@@ -36,13 +39,17 @@ ROUNDINGS = 64
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first difference: what of (`key`), the user's line, the layout that was found if any, and what it looks like."""
+    """The first difference: what of (`key`), the user's line, the layout that was found if any, and what it looks like.
+
+    `expected` is the layout that it should have instead, if that is known.
+    """
 
     key: Key
     place: Place | None
     layout: str | None
     what: str
     values: str
+    expected: Expected | None = None
 
 
 @dataclass
@@ -72,6 +79,9 @@ class Sides:
     numbers: tuple[int, ...] = ()  # of the ranks, if they are a part of the mesh
     blocks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the shares of the parts of fused parameters
     others: tuple[Watch, ...] = ()  # the ranks of the mesh that are not in this part of it
+    settled: Mapping[Key, MeshLayout] = field(
+        default_factory=dict
+    )  # of what the ranks hold as parts of the reference's
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -246,6 +256,8 @@ def _not_compared(part: Sides, sides: Sides, findings: Findings, key: Key, one: 
 def _layout_of(
     sides: Sides, findings: Findings, key: Key, one: Observation, held: Sequence[Observation]
 ) -> MeshLayout | None:
+    if key in sides.settled and len(held) == len(sides.ranks):
+        return sides.settled[key]
     factors = [1.0]
     if key.kind == GRADIENT_OF_OUTPUT:  # of a mean over the rank's own part of the batch
         parts = torch.Size([sides.mesh[axis] for axis in _mean_axes(sides, findings, key.step)]).numel()
@@ -255,7 +267,12 @@ def _layout_of(
     if sides.declared is not None and all(x.dtype == sides.declared for x in tensors) and key.kind != "parameter":
         tensors = [x.to(one.value.dtype) for x in tensors]
     blocks = sides.blocks.get(key.name, ())
-    return find_layout(tensors, sides.sizes, one.value, sides.slack(key), first=said, factors=factors, blocks=blocks)
+    slack = sides.slack(key)
+    found = find_layout(tensors, sides.sizes, one.value, slack, first=said, factors=factors, blocks=blocks)
+    if found is not None or len(tensors) < len(sides.ranks):
+        return found
+    uneven = parts_of_whole(tensors, sides.sizes, one.value, slack)
+    return None if uneven is None else uneven[0]
 
 
 def _drops_otherwise(sides: Sides, findings: Findings, key: Key, same: Sequence[int]) -> str | None:
@@ -301,21 +318,6 @@ def _mean_axes(sides: Sides, findings: Findings, step: int) -> tuple[str, ...]:
     return tuple(name for name in sides.mesh if name in sides.batch_axes or name in pending)
 
 
-def layout_of_placements(one: Observation, axes: int) -> list[MeshLayout]:
-    """The layout that a DTensor on the whole mesh says of itself."""
-    if one.placements is None or len(one.placements) != axes:
-        return []
-    said = []
-    for placement in one.placements:
-        if isinstance(placement, Partial):
-            said.append(AxisLayout("P", op=placement.reduce_op))
-        elif isinstance(placement, Shard) or hasattr(placement, "split_factor"):
-            said.append(AxisLayout("S", placement.dim, (1,) * getattr(placement, "split_factor", 1)))
-        else:
-            said.append(AxisLayout("R"))
-    return [MeshLayout(tuple(said))] if all(a.op in ("", "sum", "avg") for a in said) else []
-
-
 def _not_allowed(sides: Sides, key: Key, layout: MeshLayout) -> str | None:
     """Why a layout that fits is wrong nevertheless: a reduction that is not done any more."""
     one = sides.ranks[0].seen[key]
@@ -345,7 +347,7 @@ def _divergence(
         )
     tensors = [x.value for x in held]
     if layout is not None and equal_along(sides, tensors, layout.pending):
-        problem = None  # nothing is pending: it is a part of the sum on every rank, that is, too small
+        layout = problem = None  # nothing is pending: it is a part of the sum on every rank, that is, too small
     values = "" if key.kind == DROPOUT else values_text(sides, tensors, want, slack)
     added = next(counted_too_often(sides, key, tensors, want, slack), None)
     source = None if problem or added else pending_source(sides, findings, key)
@@ -356,10 +358,14 @@ def _divergence(
         factor = f", or it is {parts} times too small, as the ranks' mean counts" if mean else ""
         what = f"an all_reduce over {over} is missing{factor}: it is a pending sum, and {key} is wrong"
         place = sides.ranks[0].seen[source].place
-        return Divergence(source, place, str(findings.layouts[source]), what, values)
+        layout = findings.layouts[source]
+        return Divergence(
+            source, place, str(layout), what, values, expected_layout(sides, findings.layouts, source, layout)
+        )
     what = problem or next(explanations(sides, findings, key, tensors, want, slack))
     place = held[0].place or place_of_parameter(sides, key.name)
-    return Divergence(key, place, None if layout is None else str(layout), what, values)
+    expected = None if layout is None else expected_layout(sides, findings.layouts, key, layout)
+    return Divergence(key, place, None if layout is None else str(layout), what, values, expected)
 
 
 def place_of_parameter(sides: Sides, name: str) -> Place | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import Partial
 
 from localtensor.layout.tolerance import is_inexact, within_slack
 from localtensor.testing.compare.find_layout import (
@@ -135,7 +136,7 @@ def pending_source(sides: Sides, findings: Findings, key: Key) -> Key | None:
 
 def _is_pending_sum(sides: Sides, key: Key, layout: MeshLayout) -> bool:
     one = next((rank.seen[key] for rank in (*sides.ranks, *sides.others) if key in rank.seen), None)
-    declared = one is not None and one.placements is not None
+    declared = one is not None and any(isinstance(placement, Partial) for placement in one.placements or ())
     return not declared and any(layout.axes[axis].op == "sum" for axis in layout.pending)
 
 

@@ -8,17 +8,20 @@ FSDP cuts what tensor parallelism has cut, is sharded in as many blocks as that 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import Partial, Shard
 
-from localtensor.layout.tolerance import within_slack
+from localtensor.layout.tolerance import all_within_slack, within_slack
 
 if TYPE_CHECKING:
     from localtensor.testing.compare.divergence import Sides
+    from localtensor.testing.compare.watch import Key, Observation
 
 BLOCKS = (2, 3)
 """Equal blocks of a fused tensor: gate and up, or query, key and value."""
@@ -101,7 +104,7 @@ def find_layout(
 
 def fits(made: Tensor, want: Tensor, slack: Tensor) -> bool:
     """Whether a tensor has the shape and dtype of another, and its elements within the slack."""
-    return made.shape == want.shape and made.dtype == want.dtype and bool(within_slack(made, want, slack).all())
+    return made.shape == want.shape and made.dtype == want.dtype and all_within_slack(made, want, slack)
 
 
 def assemble_layout(held: Sequence[Tensor], sizes: Sequence[int], layout: MeshLayout) -> Tensor | None:
@@ -137,12 +140,12 @@ def _assemble_axis(group: Sequence[Tensor], axis: AxisLayout) -> Tensor | None:
     if any(x.shape != one.shape or x.dtype != one.dtype for x in group):
         return None
     if axis.kind == "R":
-        return one if all(torch.equal(x, one) or _close(x, one) for x in group[1:]) else None
+        return one if all(torch.equal(x, one) or equal_but_rounding(x, one) for x in group[1:]) else None
     total = torch.stack(list(group)).sum(0, dtype=one.dtype)
     return total / len(group) if axis.op == "avg" else total
 
 
-def _close(x: Tensor, y: Tensor) -> bool:
+def equal_but_rounding(x: Tensor, y: Tensor) -> bool:
     """Whether two replicas are equal but for rounding, NaN equal to NaN."""
     if not (x.is_floating_point() or x.is_complex()):
         return False
@@ -177,6 +180,71 @@ def _layouts(
     ):  # a sum of averages is one of equals
         if {axis.dim for axis in axes if axis.kind == "S"} == set(dims):  # what is smaller is sharded, and only that
             yield axes
+
+
+def layout_of_placements(one: Observation, axes: int) -> list[MeshLayout]:
+    """The layout that a DTensor on the whole mesh says of itself."""
+    if one.placements is None or len(one.placements) != axes:
+        return []
+    said = []
+    for placement in one.placements:
+        if isinstance(placement, Partial):
+            said.append(AxisLayout("P", op=placement.reduce_op))
+        elif isinstance(placement, Shard) or hasattr(placement, "split_factor"):
+            said.append(AxisLayout("S", placement.dim, (1,) * getattr(placement, "split_factor", 1)))
+        else:
+            said.append(AxisLayout("R"))
+    return [MeshLayout(tuple(said))] if all(a.op in ("", "sum", "avg") for a in said) else []
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The layout that a value should have: all of it; by axis, what was found in its place; and why."""
+
+    layout: str
+    where: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.where}, {self.reason}"
+
+
+def expected_layout(sides: Sides, layouts: Mapping[Key, MeshLayout], key: Key, found: MeshLayout) -> Expected | None:
+    """The layout that was expected of a value that has another; None if it is the expected one.
+
+    `layouts` are those of the values before it.
+    """
+    names = list(sides.mesh)
+    for layout, reason in _expectations(sides, layouts, key, found):
+        other = [i for i, (a, b) in enumerate(zip(found.axes, layout.axes, strict=True)) if a != b]
+        if other and not layout.pending:
+            has = ", ".join(f"{found.axes[i]} on {names[i]}" for i in other)
+            where = f"{has} where {', '.join(str(layout.axes[i]) for i in other)} was expected"
+            return Expected(", ".join(map(str, layout.axes)), where, reason)
+    return None
+
+
+def _expectations(
+    sides: Sides, layouts: Mapping[Key, MeshLayout], key: Key, found: MeshLayout
+) -> Iterator[tuple[MeshLayout, str]]:
+    """Layouts that may be expected, those that say most first: of the value itself, of its parameter, of its like."""
+    held = next((rank.seen[key] for rank in (*sides.ranks, *sides.others) if key in rank.seen), None)
+    if held is not None:
+        yield from ((one, "as its placements say") for one in layout_of_placements(held, len(sides.sizes)))
+    start = key._replace(step=0, kind="parameter")
+    if key.kind != "parameter" and start in layouts:
+        yield layouts[start], "as the parameter is"
+    for step in reversed(range(key.step)):
+        if (before := key._replace(step=step)) in layouts:
+            yield layouts[before], f"as in step {step}"
+    like = re.sub(r"\d+", "#", key.name)
+    same = [k for k in layouts if k != key and k._replace(name="") == key._replace(name="")]
+    siblings = [k for k in same if re.sub(r"\d+", "#", k.name) == like and len(layouts[k].axes) == len(found.axes)]
+    if siblings and len({layouts[k].axes for k in siblings}) == 1:
+        yield layouts[siblings[0]], f"as that of {siblings[0].name}"
+    if found.pending:
+        axes = (REPLICATED if axis.kind == "P" else axis for axis in found.axes)
+        yield MeshLayout(tuple(axes)), "as what reads it takes it for whole"
 
 
 def permuted_layout(

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from localtensor.testing.compare.divergence import Sides, layout_of_placements
-from localtensor.testing.compare.find_layout import find_layout
+from localtensor.testing.compare.divergence import Sides
+from localtensor.testing.compare.find_layout import find_layout, layout_of_placements
 from localtensor.testing.compare.watch import DROPOUT, Key, Observation, Region, Watch
 
 MOST_FUSED = 4

@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from localtensor._util.call_sites import is_user_file
+from localtensor._util.call_sites import WORKER_LOOP, is_user_file
 from localtensor._util.events import Place
 from localtensor.collectives.c10d_table import COLLECTIVE_OPS, argument_positions, plain_argument
 from localtensor.testing.compare.watch import Key, Watch
@@ -117,7 +117,7 @@ def user_places(frame: FrameType | None, most: int = MOST_LINES) -> tuple[Place,
     found: list[Place] = []
     while frame is not None and len(found) < most:
         code = frame.f_code
-        if code.co_name == "_engine_run_backward":
+        if code.co_name in ("_engine_run_backward", WORKER_LOOP):
             break
         if is_user_file(code.co_filename) and not code.co_name.startswith("__torch_"):
             place = Place(code.co_filename, frame.f_lineno, code.co_name)

@@ -18,9 +18,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from localtensor._util.call_sites import place_of_function
 from localtensor._util.events import Call
 from localtensor._util.module_names import plain_name
+from localtensor._util.pickling import dumps
+from localtensor.collectives.c10d_table import calls_seen
 from localtensor.errors import NotComparable, RankRaised
 from localtensor.layout.tolerance import DOUBLE_OF
-from localtensor.runner.api import Run, run
+from localtensor.runner.api import run
 from localtensor.testing.compare.op_stream import recorded
 from localtensor.testing.compare.pipelines import Pipeline, Stages, pipeline_of, reassembled
 from localtensor.testing.compare.setup_lines import SetupLines
@@ -36,6 +38,7 @@ from localtensor.testing.compare.watch import (
     declared_dtype,
 )
 from localtensor.testing.compare_dropout import drawing, dropout_off
+from localtensor.testing.compare_tolerance import Settled
 
 DATA_AXES = ("dp", "ddp", "fsdp", "hsdp", "data", "batch", "replicate", "shard")
 """Words in the names of mesh axes along which each rank has a part of the batch."""
@@ -123,38 +126,67 @@ def on_one_device(
     watch = Watch(region=region, causal=True, sink=sink)
     batches = [tree_map(lambda x: vary(x.clone()) if isinstance(x, Tensor) else x, batch) for batch in start.batches]
     with _seeded(program.seed):
-        _train(program, model, _optimizer_of(program, model), batches, watch)
+        optimizer = _optimizer_of(program, model)
+        _train(program, model, optimizer, batches, watch)
+    _release(model, optimizer)
     return watch
 
 
-def on_ranks(program: TrainingProgram, start: Start, region: Region | None = None) -> Run:
-    """The parallel run: the `Watch` of each rank, and on rank threads the calls of collectives."""
-    given: Any = (program, start.model.state_dict(), start.batches, region)
-    pool: dict[Key, list[Tensor]] = {}
+def _release(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    """Frees the tensors of a run that has ended: a model may refer to itself, and would stay until it is collected."""
+    for x in [*model.parameters(), *model.buffers()]:
+        x.grad, x.data = None, x.data.new_empty(0)
+    if optimizer is not None:
+        optimizer.state.clear()
+
+
+def on_ranks(
+    program: TrainingProgram, start: Start, region: Region | None = None, settled: Settled | None = None
+) -> tuple[tuple[Watch, ...], Sequence[Call]]:
+    """The parallel run: the `Watch` of each rank, and the calls of collectives.
+
+    Rank threads keep what is not the reference's only, if there is a `settled`.
+    """
+    given = (program, start.model.state_dict(), start.batches, region)
+    pool: dict[Key, list[Tensor]] = {} if settled is None else settled.pool
     options: Any = {"ranks": program.ranks, "seed": program.seed}
     try:
         if program.on == "threads":  # a partial: ranks get no copies
-            body: Any = rank_program
-            return run(partial(body, *given, pool=pool), leftovers="ignore", **options)
-        return run(rank_program, *given, on=program.on, **options)
+            ran = run(partial(_trained_rank, *given, pool, settled), leftovers="ignore", **options)
+            return ran.values, ran.calls
+        check_sendable(program)
+        values = run(rank_process, *given, on=program.on, **options).values
+        return tuple(watch for watch, _ in values), [call for _, calls in values for call in calls]
     except RankRaised as fault:
         if isinstance(fault.__cause__, NotComparable):  # each rank has found the same
             raise fault.__cause__ from None
         raise
 
 
-def rank_program(
-    program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None,
-    pool: dict[Key, list[Tensor]] | None = None,
-) -> Watch:  # fmt: skip
-    """What one rank runs; returns what was seen of it.  Rank threads share the copies in `pool`."""
-    with nullcontext() if program.on == "threads" else dropout_off():  # rank threads: it is off already
-        return _trained_rank(program, state, batches, region, {} if pool is None else pool)
+def rank_process(
+    program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None
+) -> tuple[Watch, list[Call]]:
+    """What a rank runs as a real process; returns what was seen of it, and its calls of collectives."""
+    with dropout_off(), calls_seen() as calls:
+        return _trained_rank(program, state, batches, region, {}), calls
+
+
+def check_sendable(program: TrainingProgram) -> None:
+    """Raises `NotComparable` for a function that real processes do not find by its module and name."""
+    for argument in ("build", "parallelize", "batch", "loss", "optimizer"):
+        function = getattr(program, argument)
+        try:
+            dumps(function)
+        except Exception as error:  # why: pickling what a function is bound to runs its own code
+            raise NotComparable(
+                f"a real process does not find it: {error}", argument,
+                "Pass a function at the top level of a module; a lambda is found on rank threads only.",
+            ) from error  # fmt: skip
 
 
 def _trained_rank(
     program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None,
-    pool: dict[Key, list[Tensor]],
+    pool: dict[Key, list[Tensor]], settled: Settled | None = None,
 ) -> Watch:  # fmt: skip
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -171,11 +203,11 @@ def _trained_rank(
     coordinates = dict(zip(program.mesh, mesh.get_coordinate() or (), strict=True))
     setup = lines.by_name(model, plain_name)
     watch = Watch(region=region, declared=declared_dtype(model), setup=setup, pool=pool)
+    watch.kept = None if settled is None else settled.of_rank(mesh.get_rank())
     if pipeline is not None:
         pipeline.watch(watch)
     _train(program, model, optimizer, [part_of(program, batch, coordinates) for batch in batches], watch, pipeline)
-    watch.pool, watch._last = {}, {}
-    return reassembled(watch)
+    return reassembled(watch.finished())
 
 
 def collective_lines(mesh: Mapping[str, int], calls: Sequence[Call]) -> tuple[str, ...]:
@@ -294,6 +326,11 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, dict):
         return model(**batch)
     return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
+def doubling() -> Callable[[Tensor], Tensor]:
+    """`in_double`, made as `with_noise` is."""
+    return in_double
 
 
 def in_double(x: Tensor) -> Tensor:

@@ -6,13 +6,16 @@ named by their class.  A step ends where an optimizer's step ends.
 
 from __future__ import annotations
 
+import io
 import itertools
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -20,15 +23,36 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from localtensor._util.events import Call
 from localtensor._util.module_names import ModelNames, joined_name, plain_name
+from localtensor.collectives.c10d_table import calls_seen
+from localtensor.runner.torchrun import TorchrunOptions
+from localtensor.runner.torchrun_processes import execute, read, search_path
 from localtensor.testing.compare.op_stream import recorded
 from localtensor.testing.compare.setup_lines import SetupLines
-from localtensor.testing.compare.watch import BACKWARD, FORWARD, IN_STEP, UPDATE, Watch, declared_dtype
-from localtensor.testing.compare_dropout import drawing
+from localtensor.testing.compare.watch import BACKWARD, FORWARD, IN_STEP, UPDATE, Region, Watch, declared_dtype
+from localtensor.testing.compare_dropout import drawing, dropout_off
 from localtensor.threads.rank_world import groups_of_rank
 
 PASSES = "backward passes"
 """The name under which `Watch.calls` counts the backward passes of a step."""
+
+
+Vary = Callable[[], Callable[[Tensor], Tensor]]
+"""Makes the function that is applied to the parameters and arguments of one rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """What one rank of a script was seen to do: its values, its groups by their ranks, and its calls of collectives."""
+
+    watch: Watch
+    groups: dict[tuple[int, ...], str]
+    calls: tuple[Call, ...] = ()
+
+
+class LeftWithError(Exception):
+    """The script has left with an exit code that is not 0, or with a message."""
 
 
 @dataclass(slots=True)
@@ -173,6 +197,31 @@ class _Backward(TorchFunctionMode):
             done = func(*args, **(kwargs or {}))
             self.script.after_backward()
         return done
+
+
+def run_as_process(
+    options: TorchrunOptions, region: Region | None, vary: Vary | None, causal: bool
+) -> RankRecord:  # fmt: skip
+    """Runs a script in this process, which is one rank of it, and returns what was seen; what it prints is dropped.
+
+    Raises what the script raises, and `LeftWithError` if it leaves with an exit code that is not 0.
+    """
+    dist.destroy_process_group()  # a script makes its own, as under torchrun
+    sys.path.insert(0, search_path(options.name, module=options.module))
+    script = read(options.name, module=options.module)
+    if script is None:  # the parent found it before
+        raise LeftWithError(f"{options.name} has gone")
+    sys.argv = [script.file if options.module else options.name, *options.arguments]
+    seen = ScriptWatch(Watch(region=region, causal=causal), None if vary is None else vary())
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), dropout_off(), calls_seen() as calls, seen.hooks():
+        try:
+            execute(script)
+        except SystemExit as leaving:
+            if leaving.code:
+                what = f"exit code {leaving.code}" if isinstance(leaving.code, int) else str(leaving.code)
+                raise LeftWithError(f"it left with {what}") from None
+    return RankRecord(seen.watch.finished(), seen.groups, tuple(calls))
 
 
 def mesh_of_groups(groups: dict[tuple[int, ...], str], ranks: int) -> dict[str, int] | None:

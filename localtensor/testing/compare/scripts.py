@@ -6,20 +6,29 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from localtensor._util.events import Call
-from localtensor.errors import NotComparable
+from localtensor.errors import NeverEnded, NotComparable, RankRaised
+from localtensor.processes.pool import run_once_in_processes
 from localtensor.runner.torchrun import USAGE, Observer, TorchrunOptions, run_script
 from localtensor.testing.compare import programs
 from localtensor.testing.compare.api import check_repeated
 from localtensor.testing.compare.comparison import Comparison, comparison_of, has_evidence, notes_of_values
-from localtensor.testing.compare.divergence import Divergence, Findings, Sides, first_divergence, layout_of_placements
-from localtensor.testing.compare.find_layout import MeshLayout, assemble_layout, find_layout
+from localtensor.testing.compare.divergence import Divergence, Findings, Sides, first_divergence
+from localtensor.testing.compare.find_layout import MeshLayout, assemble_layout, find_layout, layout_of_placements
 from localtensor.testing.compare.names import NameMap, find_names
-from localtensor.testing.compare.script_watch import PASSES, ScriptWatch, mesh_of_groups
+from localtensor.testing.compare.script_watch import (
+    PASSES,
+    RankRecord,
+    ScriptWatch,
+    Vary,
+    mesh_of_groups,
+    run_as_process,
+)
 from localtensor.testing.compare.suspects import CloserLook, closer_look
 from localtensor.testing.compare.watch import Key, Observation, Region, Watch, region_of
 from localtensor.testing.compare_dropout import dropout_off
@@ -34,7 +43,7 @@ OTHER_ROWS = "losses of several backward passes in a step, perhaps of other rows
 class _Ran:
     """One run of a script: what each rank was seen to do, and the calls of collectives."""
 
-    ranks: list[ScriptWatch]
+    ranks: Sequence[RankRecord]
     calls: Sequence[Call]
 
 
@@ -60,9 +69,9 @@ def compare_scripts(
     mesh: Mapping[str, int] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
-    """Compare two scripts, each on its own number of rank threads; returns what was compared, with the divergence if any.
+    """Compare two scripts, each on its own number of ranks; returns what was compared, with the divergence if any.
 
-    `mesh` are the axes of the parallel script's ranks; without it they are those of its process groups.  `progress` is called
+    The ranks are threads, or real processes over gloo, as the options of each script say.  `mesh` are the axes of the parallel script's ranks; without it they are those of its process groups.  `progress` is called
     with the name of each run.  The reference runs twice, and three times more to measure how far a right value may be away.
 
     Raises `NotComparable` if a script fails, the reference gives other values when it runs again, or nothing was compared.
@@ -98,7 +107,7 @@ def _judge(scripts: _Scripts) -> tuple[Sides, Findings]:
     slacks = Slacks(reference := whole.of_reference())
     for seed in (1, 2):
         what = f"the reference with noise {seed}"
-        noisy = _run(scripts, scripts.reference, what, vary=lambda seed=seed: programs.with_noise(seed))  # type: ignore[misc]
+        noisy = _run(scripts, scripts.reference, what, vary=partial(programs.with_noise, seed))
         slacks.take(whole.of([one.watch for one in noisy.ranks]))
     slacks.take(whole.of([one.watch for one in _in_double(scripts).ranks]), double=True)
     ran = _run(scripts, scripts.parallel, "the parallel script")
@@ -139,15 +148,16 @@ def _look(scripts: _Scripts, sides: Sides, findings: Findings, found: Divergence
 
 
 def _run(
-    scripts: _Scripts,
-    options: TorchrunOptions,
-    what: str,
-    region: Region | None = None,
-    vary: Callable[[], Callable[[Tensor], Tensor] | None] = lambda: None,
+    scripts: _Scripts, options: TorchrunOptions, what: str, region: Region | None = None, vary: Vary | None = None
 ) -> _Ran:
     scripts.progress(what)
-    causal = options is scripts.reference
-    watches = [ScriptWatch(Watch(region=region, causal=causal), vary()) for _ in range(options.ranks)]
+    run = _run_on_threads if options.on == "threads" else _run_on_processes
+    return run(options, region, vary, options is scripts.reference)
+
+
+def _run_on_threads(options: TorchrunOptions, region: Region | None, vary: Vary | None, causal: bool) -> _Ran:
+    made = (None if vary is None else vary() for _ in range(options.ranks))
+    watches = [ScriptWatch(Watch(region=region, causal=causal), one) for one in made]
     observer = Observer(lambda rank: watches[rank].hooks())
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err), dropout_off():
@@ -159,19 +169,41 @@ def _run(
         problem = (
             at.strip().rstrip(".") if code == USAGE else f"it ended with exit code {code}: {at.strip().rstrip('.')}"
         )
-        raise NotComparable(
-            problem, command_of(options), f"See what `localtensor run -n {options.ranks} {options.name}` prints."
-        )
-    return _Ran(watches, observer.calls)
+        raise _failed(options, problem)
+    return _Ran([RankRecord(one.watch, one.groups) for one in watches], observer.calls)
+
+
+def _run_on_processes(options: TorchrunOptions, region: Region | None, vary: Vary | None, causal: bool) -> _Ran:
+    """The script on real processes of its own, as each has modules and a default group that no other run may find."""
+    given = (options, region, vary, causal)
+    try:
+        records = run_once_in_processes(run_as_process, [given] * options.ranks, options.seed, options.timeout or None)
+    except RankRaised as fault:
+        first = fault.raised[0]
+        place = fault.where.get(first.rank)
+        said = first.message if first.kind in ("Died", "LeftWithError") else f"{first.kind}: {first.message}"
+        problem = f"rank {first.rank} on {options.on}: {' '.join(said.split()).rstrip('.')}"
+        raise _failed(options, problem + (f", at {place}" if place is not None else "")) from None
+    except NeverEnded as fault:
+        at = "; ".join(f"rank {one.rank} was at {one.where}" for one in fault.busy)
+        raise _failed(options, f"it has not ended in {fault.seconds:g} seconds: {at}") from None
+    return _Ran(records, [call for one in records for call in one.calls])
+
+
+def _failed(options: TorchrunOptions, problem: str) -> NotComparable:
+    on = "" if options.on == "threads" else f"--on {options.on} "
+    return NotComparable(
+        problem, command_of(options), f"See what `localtensor run {on}-n {options.ranks} {options.name}` prints."
+    )
 
 
 def _in_double(scripts: _Scripts) -> _Ran:
     """The reference in double precision; nothing if the script does not run so, as with a dtype that it names itself."""
     try:
-        return _run(scripts, scripts.reference, "the reference in double precision", vary=lambda: programs.in_double)
+        return _run(scripts, scripts.reference, "the reference in double precision", vary=programs.doubling)
     except NotComparable:
         scripts.notes.append("the reference does not run in double precision; the tolerance is measured by noise alone")
-        return _Ran([ScriptWatch(Watch()) for _ in range(scripts.reference.ranks)], ())
+        return _Ran([RankRecord(Watch(), {}) for _ in range(scripts.reference.ranks)], ())
 
 
 def _mesh(ran: _Ran, ranks: int) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils._pytree import tree_map
 
 from localtensor._util import lazy
-from localtensor.testing.compare.divergence import Divergence, Findings, Sides, layout_of_placements
+from localtensor.testing.compare.divergence import Divergence, Findings, Sides
 from localtensor.testing.compare.explain import (
     HELD_AS_PARAMETER,
     WRONG_VALUES,
@@ -24,7 +24,7 @@ from localtensor.testing.compare.explain import (
     windows,
     windows_text,
 )
-from localtensor.testing.compare.find_layout import assemble_layout
+from localtensor.testing.compare.find_layout import assemble_layout, expected_layout, layout_of_placements
 from localtensor.testing.compare.op_stream import AxisType, Op, OpStream, ValueAt
 from localtensor.testing.compare.op_values import (
     MOST_STEPS,
@@ -346,8 +346,10 @@ def closer_look(sides: Sides, findings: Findings, found: Divergence) -> CloserLo
         if found.what == WRONG_VALUES or missing:
             found = replace(found, what=cause.reason)
         if cause.source is not None and cause.source in findings.layouts and found.what == cause.reason:
+            layout = findings.layouts[cause.source]
+            expected = expected_layout(sides, findings.layouts, cause.source, layout)
             place = sides.ranks[0].seen[cause.source].place
-            found = replace(found, key=cause.source, place=place, layout=str(findings.layouts[cause.source]))
+            found = replace(found, key=cause.source, place=place, layout=str(layout), expected=expected)
     if said := next(filter(None, (wrong_dispatch(sides, one.op) for one in suspects)), ""):
         found = replace(found, what=said)
     of_parameter = region_of(found.key, {}).phase != FORWARD and found.key.kind != "gradient of the output"
@@ -369,8 +371,9 @@ def _types_text(typed: Sequence[AxisType], mesh: Mapping[str, int]) -> str:
     >>> _types_text([AxisType(((2, 1),), "default_pg", "R"), AxisType(((4, 2),), "", "S(0)")], {"dp": 4, "tp": 2})
     '; typed R along tp, S(0) along dp'
     """
-    stride, names = 1, {}
-    for name, size in reversed(mesh.items()):
+    stride = 1
+    names: dict[tuple[tuple[int, int], ...], str] = {}
+    for name, size in reversed(list(mesh.items())):
         names[((size, stride),)] = name
         stride *= size
     words = ", ".join(f"{one.type} along {names.get(one.axis, one.name.removeprefix('mesh_'))}" for one in typed)

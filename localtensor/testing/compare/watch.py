@@ -126,7 +126,8 @@ class Watch:
     edges: dict[int, tuple[bool, bool]] = field(default_factory=dict)
     sink: Callable[[Key, Tensor], None] | None = None  # takes each value in the place of `seen`
     pool: dict[Key, list[Tensor]] = field(default_factory=dict)  # the copies of all ranks, if they share it
-    _last: dict[tuple[Any, ...], tuple[Tensor, ...]] = field(default_factory=dict)
+    kept: Callable[[Watch, Key], None] | None = None  # gets each key whose value was kept
+    _last: dict[tuple[Any, ...], Key] = field(default_factory=dict)  # of the last copy of a place in memory
     _phase: str = ""
     _inside: int = 0
     _path: list[tuple[str, bool]] = field(
@@ -171,18 +172,26 @@ class Watch:
             self.seen[key] = same
         else:
             self.seen[key] = Observation(self._copy(key, local), placements, place)
+        if self.kept is not None:
+            self.kept(self, key)
 
     def _copy(self, key: Key, local: Tensor) -> Tensor:
         """A copy; or an equal one that is there already: another rank's, or of the same memory under another name."""
         where = (local.data_ptr(), tuple(local.shape), local.dtype)
         others = self.pool.setdefault(key, [])
-        for one in [*others, *self._last.get(where, ())]:
+        last = self._last.get(where)
+        for one in [*others, *([] if last is None else [self.seen[last].value])]:
             if one.shape == local.shape and one.dtype == local.dtype and torch.equal(one, local):
                 return one
         copy = local.clone()
         others.append(copy)
-        self._last[where] = (copy,)
+        self._last[where] = key
         return copy
+
+    def finished(self) -> Watch:
+        """The watch of a run that has ended, without what only the run needs."""
+        self.pool, self.kept, self._last, self.edges = {}, None, {}, {}
+        return self
 
     def drop(self, x: Tensor, drawn: Drawn) -> bool:
         """Keeps the input of a dropout with what was drawn for it; of one that is computed again, only that."""

@@ -76,7 +76,8 @@ def _script(options: CompareOptions, text: str, ranks: int | None, option: str) 
             raise BadOption(CALL, option, repr(text), "it has a second number of ranks", "Pass -n once.")
         ranks = int(words.pop(0))
     arguments = (*own, *options.arguments)
-    return TorchrunOptions(name, arguments, 1 if ranks is None else ranks, seed=options.seed, timeout=options.timeout)
+    count = 1 if ranks is None else ranks
+    return TorchrunOptions(name, arguments, count, on=options.on, seed=options.seed, timeout=options.timeout)
 
 
 def _mesh(options: CompareOptions, ranks: int) -> dict[str, int] | None:

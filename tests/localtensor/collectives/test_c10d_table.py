@@ -11,6 +11,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import localtensor as lt
+from localtensor.collectives.c10d_table import calls_seen
 from localtensor.errors import KindMismatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # under both their names
@@ -142,6 +143,23 @@ def test_modes_see_what_they_see_on_a_real_backend(name, mode, fake_group):
         found, expected = ([op for op in seen if "c10d" in op] for seen in (found, expected))
     assert found == expected
     assert expected or mode is Counts  # which counts neither barriers nor messages
+
+
+def parts(calls):
+    return [(call.rank, call.kind, call.op, call.group, call.place) for call in calls if call.rank == 0]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_calls_seen_on_a_real_backend_are_those_of_rank_threads(name, fake_group):
+    def program():
+        PROGRAMS[name]()
+
+    with calls_seen() as calls:
+        program()
+    count = len(calls)
+    program()
+    assert len(calls) == count > 0  # only inside the block
+    assert parts(calls) == parts(lt.run(program, ranks=2, leftovers="ignore").calls)
 
 
 def test_a_mode_can_answer_for_a_collective_itself():

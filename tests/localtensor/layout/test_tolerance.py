@@ -7,6 +7,7 @@ from localtensor.layout.tolerance import (
     JUMP_SHARE,
     NOISE_FACTOR,
     all_finite,
+    all_within_slack,
     is_inexact,
     max_abs,
     measured_slack,
@@ -106,3 +107,25 @@ def test_elements_are_close_if_equal_both_nan_or_within_the_slack():
     assert within_slack(torch.tensor([1, 2]), torch.tensor([1, 3]), torch.tensor(9.0)).tolist() == [True, False]
     tiny = torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn)
     assert within_slack(tiny, tiny.clone(), torch.zeros(())).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("both", [NAN, INF])
+def test_an_element_that_is_not_finite_in_all_runs_changes_no_tolerance(dtype, both):
+    value = torch.linspace(-1, 1, 40).to(dtype)
+    noisy = [value + value * seed * torch.finfo(dtype).eps for seed in (1, 2)]
+    exact = value.to(torch.complex128 if dtype.is_complex else torch.float64) * (1 + 1e-6)
+    more = [torch.cat([x, torch.full((1,), both, dtype=x.dtype)]) for x in (value, *noisy, exact)]
+    slack = measured_slack(value, noisy)
+    assert torch.equal(slack, measured_slack(more[0], more[1:3])) and slack > 0
+    assert torch.equal(widen_slack(slack, value, exact), widen_slack(slack, more[0], more[3]))
+    assert max_abs(value) == max_abs(more[0])
+
+
+@pytest.mark.parametrize("slack", [0.0, 0.5, INF, double(INF, 0.5, 0)])
+@pytest.mark.parametrize("got", [(1, 2, 3), (1, 2.4, 3), (1, 2.6, 3), (9, 2, 3), (NAN, 2, 3), (1, 2, NAN), (INF, 2, 3)])
+@pytest.mark.parametrize("want", [(1, 2, 3), (NAN, 2, 3), (INF, 2, 3)])
+def test_all_elements_are_within_the_slack_where_each_is(got, want, slack):
+    got, want, slack = double(*got), double(*want), torch.as_tensor(slack, dtype=torch.float64)
+    assert all_within_slack(got, want, slack) == bool(within_slack(got, want, slack).all())
+    assert all_within_slack(want, got, slack) == bool(within_slack(want, got, slack).all())

@@ -300,6 +300,12 @@ def test_what_parallelize_gives_is_checked():
         lt.compare(build, lambda model, mesh: [model], mesh={"dp": 2}, **TRAINED)
 
 
+def test_a_lambda_is_no_function_of_a_real_process():
+    with pytest.raises(NotComparable, match="parallelize: a real process does not find it: Can't pickle local") as no:
+        lt.compare(build, lambda model, mesh: model, batch_of_rows, mesh={"dp": 2}, on="gloo")
+    assert "top level of a module" in str(no.value)
+
+
 def test_another_model_on_a_rank_is_told():
     wide = lambda: nn.Linear(8, 8 + dist.is_initialized())  # noqa: E731
     with pytest.raises(NotComparable, match=r"weight is of shape \(9, 8\), and on one device of shape \(8, 8\)"):

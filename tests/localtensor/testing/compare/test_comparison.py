@@ -103,3 +103,5 @@ def test_the_page_escapes_names_of_the_user():
 def test_real_processes_give_the_same_report():
     done = lt.compare(build, replicated, on="gloo", **TRAINED)
     assert done.divergence is None and not done.not_compared and len(done.layouts) > 60
+    assert any(line.startswith("broadcast over dp, test_comparison.py") for line in done.collectives)
+    assert done.as_json() == lt.compare(build, replicated, **TRAINED).as_json()

@@ -6,7 +6,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import localtensor as lt
 from localtensor.errors import Diverged
@@ -209,3 +212,89 @@ def test_the_collective_before_the_call_is_named():
     done = told.value.comparison
     assert done.collective_before.startswith("all_reduce over tp, test_explain.py:")
     assert f"  after     {done.collective_before}" in str(done).splitlines()
+
+
+def stack():
+    return nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False), nn.Tanh())
+
+
+class Rows(nn.Module):
+    """A layer that is cut along its input; each of `ends` is what its calls do with their pending sum, in order."""
+
+    def __init__(self, whole, mesh, *ends):
+        super().__init__()
+        self.weight = nn.Parameter(whole.weight.detach().chunk(mesh.size(), 1)[mesh.get_rank()].clone())
+        self.mesh, self.ends = mesh, list(ends)
+
+    def forward(self, x):
+        y = nn.functional.linear(x.chunk(self.mesh.size(), -1)[self.mesh.get_rank()], self.weight)
+        return self.ends.pop(0)(y, self.mesh)
+
+
+def reduced(y, mesh):
+    return all_reduce(y, "sum", mesh)
+
+
+def forgotten(y, mesh):
+    return y
+
+
+def declared(y, mesh):
+    return DTensor.from_local(y, mesh, [Replicate()], run_check=False)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "key", "reason"),
+    [
+        ([forgotten], [reduced], "output of 0, step 0", "as what reads it takes it for whole"),
+        ([reduced], [forgotten], "output of 2, step 0", "as that of 0"),
+        ([reduced, forgotten], [reduced, reduced], "output of 0, step 1", "as in step 0"),
+        ([reduced], [declared], "output of 2, step 0", "as its placements say"),
+    ],
+)
+def test_the_layout_that_was_expected_is_named_with_the_reason(first, second, key, reason):
+    def parallelize(model, mesh):
+        model[0], model[2] = Rows(model[0], mesh, *first), Rows(model[2], mesh, *second)
+
+    options = {"loss": None, "optimizer": None, "steps": len(first)}
+    with pytest.raises(Diverged) as told, torch.no_grad():
+        compare(parallelize, {"tp": 2}, stack, **options)
+    found = told.value.comparison.divergence
+    assert str(found.key) == key and found.layout == "P(sum)" and "an all_reduce over tp is missing" in found.what
+    assert (found.expected.layout, found.expected.reason) == ("R", reason)
+    assert f"assembles as P(sum) on tp where R was expected, {reason}\n" in str(told.value)
+
+
+def test_a_gradient_is_expected_as_its_parameter_is():
+    def columns(model, mesh):
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+    found = divergence(columns, {"dp": 2, "tp": 2}, stack)
+    assert (found.layout, str(found.key)) == ("P(avg), S(1)", "gradient of 2.weight, step 0")
+    assert str(found.expected) == "P(avg) on dp where R was expected, as the parameter is"
+    assert found.expected.layout == "R, S(1)"
+
+
+def test_placements_that_are_wrong_are_noted_where_the_values_are_right():
+    class Replicas(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+            return DTensor.from_local(y.chunk(2)[mesh.get_rank()], mesh, [Shard(1)], run_check=False)
+
+    def parallelize(model, mesh):
+        made = Replicas(4, 4)
+        made.load_state_dict(model.state_dict())
+        return made
+
+    done = compare(parallelize, {"tp": 2}, loss=None, optimizer=None)
+    assert "output of the whole model, step 0 assembles as S(0), and its placements say S(1)" in done.notes
+
+
+def test_halves_that_are_equal_are_no_pending_sum():
+    def parallelize(model, mesh):
+        for parameter in model.parameters():
+            parameter.register_hook(lambda grad: all_reduce(grad, "sum", mesh) / 4)
+
+    found = divergence(parallelize, {"dp": 2})
+    assert "2 times too small" in found.what and found.layout is None and found.expected is None

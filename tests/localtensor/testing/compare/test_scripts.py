@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from dataclasses import replace
 
 import pytest
 import torch
@@ -234,6 +235,36 @@ def test_what_cannot_be_compared_is_said_in_one_sentence(script, text, problem):
     with pytest.raises(NotComparable, match=problem) as refused:
         compare_scripts(script(text), script(text, ranks=2))
     assert "\n" not in str(refused.value)
+
+
+def test_real_processes_give_the_report_of_rank_threads(script):
+    both = script(TENSOR_PARALLEL), script(TENSOR_PARALLEL, "no_sum", ranks=2)
+    threads, gloo = (compare_scripts(*(replace(one, on=on) for one in both)) for on in ("threads", "gloo"))
+    assert gloo.divergence.layout == "P(sum)" and any("all_reduce sum over ranks" in line for line in gloo.collectives)
+    assert gloo.as_json() == threads.as_json()
+
+
+@pytest.mark.parametrize(
+    ("last", "problem"),
+    [
+        ("os.kill(os.getpid(), 9)", "rank 1 on gloo: its process ended by signal SIGKILL: "),
+        ("raise ValueError('lost')", "rank 1 on gloo: ValueError: lost, at train.py:6 in <module>: "),
+        ("raise SystemExit(3)", "rank 1 on gloo: it left with exit code 3: "),
+    ],
+    ids=["killed", "raises", "leaves"],
+)
+def test_a_real_rank_that_dies_is_one_sentence(script, last, problem):
+    text = f"""
+    import os, torch
+    torch.manual_seed(0)
+    torch.nn.Linear(2, 2)(torch.ones(2))
+    if os.environ["RANK"] == "1":
+        {last}
+    """
+    with pytest.raises(NotComparable) as refused:
+        compare_scripts(replace(script(text), on="gloo"), replace(script(text, ranks=2), on="gloo"))
+    assert problem in str(refused.value) and "\n" not in str(refused.value)
+    assert "localtensor run --on gloo -n 2 " in str(refused.value)
 
 
 def test_nan_in_both_is_noted(script):

@@ -80,6 +80,7 @@ def test_a_forgotten_all_reduce_is_1_and_named(compare, tmp_path):
     (["nowhere.py", "-n", "2"], "nowhere.py: there is no such file"),
     (["train.py", "-n", "2", "--reference", "'"], "--reference"),
     (["train.py", "-n", "2", "--mesh", "dp=3"], "mesh"),
+    (["train.py", "-n", "2", "--on", "mpi"], "on='mpi': there is no such way to run"),
 ])  # fmt: skip
 def test_a_usage_error_is_2_and_one_sentence(compare, words, said):
     done = compare(*words)
