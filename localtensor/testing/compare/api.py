@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from localtensor.errors import Diverged, NotComparable, WrongType
 from localtensor.testing.compare import programs
 from localtensor.testing.compare.comparison import Comparison, comparison_of, has_evidence, notes_of_values
-from localtensor.testing.compare.divergence import ONE_DEVICE, Divergence, Findings, Sides, first_divergence
+from localtensor.testing.compare.divergence import ALL_MOVE, ONE_DEVICE, Divergence, Findings, Sides, first_divergence
 from localtensor.testing.compare.names import NameMap, find_names
 from localtensor.testing.compare.suspects import CloserLook, closer_look
 from localtensor.testing.compare.watch import DROPOUT, region_of
@@ -25,6 +25,8 @@ from localtensor.testing.compare_dropout import dropout_off
 from localtensor.testing.compare_script import NoScript, script_of
 from localtensor.testing.compare_shrink import Smaller, smallest
 from localtensor.testing.compare_tolerance import Repeated, Settled, Slacks, free_what_is_left
+
+STEEP = "Compare where rounding does not decide: in float64, or before the function that is so steep."
 
 
 def compare(
@@ -121,9 +123,12 @@ def _compared(
             notes.append(_write_script(Path(script), less, bound, names))
     done = comparison_of(sides, findings, look, collectives, notes)
     if findings.divergence is None and not has_evidence(findings):
+        why = "; ".join(dict.fromkeys(findings.not_compared.values())) or "no values"
         raise NotComparable(
-            "nothing that the program computes was compared", "the ranks",
-            "Give the modules that `build` and `parallelize` make the same names.",
+            f"nothing that the program computes was compared ({why})", "the ranks",
+            f"{STEEP} Else give the modules that `build` and `parallelize` make the same names."
+            if ALL_MOVE in findings.not_compared.values()
+            else "Give the modules that `build` and `parallelize` make the same names.",
         )  # fmt: skip
     return done
 

@@ -36,6 +36,8 @@ MOST_AFTER = 400  # values after the first divergence that are compared
 ROUNDINGS = 64
 """Roundings of a declared dtype of less precision that a right value may be away."""
 
+ALL_MOVE = "values that all jump when inputs move by one unit in the last place"
+
 
 @dataclass(frozen=True)
 class Divergence:
@@ -244,6 +246,9 @@ def _not_compared(part: Sides, sides: Sides, findings: Findings, key: Key, one: 
     alone, many = part.calls(key)
     if many and alone != many:
         return f"calls of a module that is called a different number of times on {sides.name}"
+    slack = sides.slacks.get(key)
+    if slack is not None and slack.numel() and one.value.numel() and bool(slack.isinf().all()):
+        return ALL_MOVE
     missing = [str(rank) for rank, x in enumerate(part.ranks) if key not in x.seen]
     if not missing:
         return None

@@ -339,11 +339,14 @@ def in_double(x: Tensor) -> Tensor:
 
 
 def with_noise(seed: int) -> Callable[[Tensor], Tensor]:
-    """A function that moves each element of a float tensor by one unit in the last place, up or down."""
+    """A function that moves each element of a float tensor by one unit in the last place, up or down.
+
+    A tensor of whole numbers stays: labels and masks are exact, and a program may ask whether they are equal to a number.
+    """
     rng = torch.Generator().manual_seed(seed)
 
     def moved(x: Tensor) -> Tensor:
-        if not x.is_floating_point():
+        if not x.is_floating_point() or torch.equal(x, x.round()):
             return x
         toward = torch.where(torch.rand(x.shape, generator=rng) < 0.5, -torch.inf, torch.inf).to(x.dtype)
         return (

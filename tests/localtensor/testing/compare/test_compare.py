@@ -395,3 +395,29 @@ def test_functions_are_compared_by_their_results():
     assert lt.compare_functions(lambda x: x.mean(0), mean, inputs, mesh={"dp": 2}).divergence is None
     with pytest.raises(Diverged, match="2 times too small"):
         lt.compare_functions(lambda x: x.sum(0) / 2, mean, inputs, mesh={"dp": 2})
+
+
+LABELS = torch.tensor([1.0, -1.0, 1.0, -1.0])
+
+
+def test_labels_are_exact_so_a_wrong_loss_of_them_is_no_rounding():
+    x = torch.linspace(-1.3, 1.7, 4)
+
+    def loss(x, labels, scale=1.0):
+        return torch.where(labels == 1, x, -x).mul(scale).sum()
+
+    right = lt.compare(loss, loss, lambda: (x, LABELS), mesh={"dp": 2})
+    assert right.divergence is None and not right.not_compared
+    with pytest.raises(Diverged, match="output of the whole model"):
+        lt.compare(loss, lambda x, labels: loss(x, labels, 1.5), lambda: (x, LABELS), mesh={"dp": 2})
+
+
+def test_a_result_that_rounding_decides_is_not_compared_and_no_pass():
+    def steep(x, more=0.0):
+        return (x.double() * 1e15).sin().float() + more
+
+    with pytest.raises(
+        NotComparable, match=r"\(values that all jump when inputs move by one unit in the last place\)"
+    ) as caught:
+        lt.compare(steep, lambda x: steep(x, 3.0), lambda: torch.rand(4) + 0.5, mesh={"dp": 2})
+    assert "Compare where rounding does not decide" in str(caught.value)
