@@ -57,6 +57,8 @@ def spellings(call: Call) -> Iterator[str]:
     args = list(call.args)
     if packet in OPERATORS and len(args) == 2 and not call.kwargs:
         yield f"{argument_text(args[0])} {OPERATORS[packet]} {argument_text(args[1])}"
+    if isinstance(args[0] if args else None, Leaf) and call.op in ("aten.slice.Tensor", "aten.alias.default"):
+        yield f"{argument_text(args[0])}[{_index_text(call)}]"
     named = [(name, value) for name, value in call.kwargs]
     schema = [a.name for a in overload(call.op)._schema.arguments]
     by_name = dict(zip(schema, args, strict=False)) | dict(named)
@@ -74,6 +76,22 @@ def spellings(call: Call) -> Iterator[str]:
         elif args and isinstance(args[0], Leaf):
             yield f"{argument_text(args[0])}.{owner.removeprefix('Tensor.')}({rest})"
     yield raw_spelling(call)
+
+
+def _index_text(call: Call) -> str:
+    """The index that makes a slice, or an alias, of a tensor.
+
+    >>> _index_text(Call("aten.slice.Tensor", (Leaf(0), 1, 2))), _index_text(Call("aten.slice.Tensor", (Leaf(0), -2, 0, 3, 2)))
+    (':, 2:', '..., 0:3:2, :')
+    """
+    if call.op == "aten.alias.default":
+        return "..."
+    given = call.named()
+    dim, start, end, step = (given.get(name) for name in ("dim", "start", "end", "step"))
+    ends = "" if end is None or end >= torch.iinfo(torch.int64).max else f"{end}"
+    one = f"{'' if start is None else start}:{ends}" + (f":{step}" if step not in (None, 1) else "")
+    dim = dim or 0
+    return ", ".join([":"] * dim + [one] if dim >= 0 else ["...", one] + [":"] * (-dim - 1))
 
 
 def raw_spelling(call: Call) -> str:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard, _redistribute, distribute_tensor, init_device_mesh, placement_types
 
 import localtensor as lt
@@ -40,6 +41,20 @@ def test_a_trace_names_the_ops_and_the_functions_that_placed_them():
     (step,) = [step for step in trace.steps if step.op == "aten.cumprod.default"]
     assert (step.how, step.inputs) == ("op strategy", ("S(0)",)) and step.place == registered_place(overload(step.op))
     assert trace.wrong == []
+
+
+def exp_of_a_sum():
+    x = distribute_tensor(torch.arange(4.0), init_device_mesh("cpu", (2,)), [Shard(0)], src_data_rank=None)
+    dist.barrier()
+    return (x + x).exp().full_tensor()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whichever_rank_asks_first_every_op_is_in_the_trace(seed):
+    with counterfactuals.traced() as trace:
+        lt.run(exp_of_a_sum, ranks=2, schedule=lt.shuffled(seed))
+    ops = [step.op for step in trace.steps]
+    assert ops[:1] == ["aten.add.Tensor"] and ops.count("aten.exp.default") == ops.count("aten.add.Tensor") == 1
 
 
 def test_an_op_replaced_is_right_and_keeps_its_placement():

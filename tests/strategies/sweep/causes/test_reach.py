@@ -47,6 +47,9 @@ def test_the_order_of_severity():
         (Call("aten.mse_loss.default", (Leaf(0), Leaf(1))), (X, X + 1), "F.mse_loss(x0, x1)"),
         (Call("aten.mse_loss.default", (Leaf(0), Leaf(1), 2)), (X, X + 1), "F.mse_loss(x0, x1, reduction='sum')"),
         (Call("aten._foreach_sign.default", ([Leaf(0)],)), (X,), "torch.ops.aten._foreach_sign.default([x0])"),
+        (Call("aten.slice.Tensor", (Leaf(0), 0, 1)), (X,), "x0[1:]"),
+        (Call("aten.slice.Tensor", (Leaf(0), -1, 0, 2**63 - 1, 2)), (X,), "x0[..., 0::2]"),
+        (Call("aten.alias.default", (Leaf(0),)), (X,), "x0[...]"),
     ],
 )
 def test_a_call_is_spelled_as_users_write_it(call, tensors, text):
