@@ -15,6 +15,7 @@ PYTEST := $(PY) -m pytest
 # Before every commit: the examples in docstrings, the structure, and the packages that all others are built on, but for files
 # of tests that take seconds.  Two workers: these tests do not wait, and a worker more takes seconds to import and collect.
 LONG   := architecture/test_mutants.py localtensor/collectives/trace localtensor/_util/test_opinfo.py \
+          localtensor/lockstep/test_torch_lockstep.py \
           localtensor/lockstep/test_recorder.py localtensor/concurrency/test_single_flight_stress.py \
           strategies/torch_api/test_decompositions.py strategies/model/test_verdict_work_unit.py
 FAST   := -n 2 --dist loadfile tests/architecture localtensor strategies \
