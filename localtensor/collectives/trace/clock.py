@@ -187,15 +187,16 @@ def modelled_events(recording: Recording) -> Iterator[str]:
         for event in recording.events
         if event.ends > event.begins and event.kind != OP
     ]
-    last, heads, number = last_calls(recording), Heads(MODELLED), 1
+    last, heads = last_calls(recording), Heads(MODELLED)
+    arrows: list[tuple[tuple[int, int], tuple[int, int]]] = []  # after all spans, as each belongs to one that is there
     for start, end, event in sorted(spans, key=lambda span: (span[0], -span[1])):
         thread = threads[event.rank, _channel(event) if event.kind == CALL else ""]
         late = last.get(event.exchange) if event.kind == WAIT else None
         yield span_text(heads.of(event, thread), start, end, _args(event, late))
         if late is not None and late.rank != event.rank and late.ends > late.begins >= event.begins:
-            number += 2
-            ends = (threads[late.rank, _channel(late)], round(late.begins * 1e9))
-            yield from arrow(MODELLED, number, (thread, start), ends)
+            arrows.append(((thread, start), (threads[late.rank, _channel(late)], round(late.begins * 1e9))))
+    for number, (start_of, end_of) in enumerate(arrows):
+        yield from arrow(MODELLED, 2 * number + 1, start_of, end_of)
 
 
 def _args(event: Event, late: Event | None) -> str:
