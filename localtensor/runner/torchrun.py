@@ -24,7 +24,7 @@ from localtensor.runner import torchrun_processes
 from localtensor.runner.torchrun_processes import PrefixedWriter, RankLines, Script, user_traceback
 
 if TYPE_CHECKING:
-    from localtensor.collectives.observer import RunObserver
+    from localtensor.collectives.trace.recorder import Recorder
     from localtensor.layout.links import Links
     from localtensor.runner.trace.files import TraceOptions
     from localtensor.threads.faults import Faults
@@ -165,7 +165,7 @@ def _tracing(options: TorchrunOptions) -> "TraceOptions":
 
 
 @contextmanager
-def _recorded(options: TorchrunOptions) -> "Iterator[RunObserver | None]":
+def _recorded(options: TorchrunOptions) -> "Iterator[Recorder | None]":
     """Records the run inside the block, if anything is to be made of it; prints its summary at the end if requested."""
     tracing = _tracing(options)
     if not tracing.wanted:
@@ -219,9 +219,11 @@ def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | N
                 torchrun_processes.execute(script)
             except SystemExit as leaving:
                 codes[rank] = _exit_code(leaving.code)
+                _note_exit(recorder, rank, leaving, codes)
 
     schedule = replay(options.schedule) if options.schedule else round_robin()
     faults, start = _faults(options), 0
+    recorder: Recorder | None = None
     with ExitStack() as stack:
         stack.enter_context(_first_on_path(options))
         if streams is not None:
@@ -247,6 +249,13 @@ def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | N
     if any(codes.values()):
         _print_error(str(errors.ScriptFailed(codes)))
     return next((code for code in codes.values() if code), OK)
+
+
+def _note_exit(recorder: "Recorder | None", rank: int, leaving: SystemExit, codes: dict[int, int]) -> None:
+    """Adds the exit of a rank with an error to a recording."""
+    if recorder is not None and codes[rank]:
+        recorder.ended(rank, leaving)
+        recorder.recording.problem = str(errors.ScriptFailed(codes))
 
 
 def _report_isolation(shared: list[str], writes: list[str], *, explain: bool) -> None:

@@ -210,9 +210,10 @@ class Recorder(RunObserver):
 
     def _save(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
         lane = self._watched.lane
-        if lane is None:
+        if lane is None or lane.inside(events.SAVE) is not None:  # a distributed checkpoint is saved by torch.save
             return original(*args, **named)
-        with lane.span(events.SAVE, original.__name__, place_of_frame(sys._getframe(2))):
+        name = "torch.save" if original.__name__ == "save" else "torch.distributed.checkpoint.save"
+        with lane.span(events.SAVE, name, place_of_frame(sys._getframe(2))):
             return original(*args, **named)
 
     def _resize(self, original: Callable[..., Any], storage: torch.UntypedStorage, *args: Any) -> Any:
