@@ -58,9 +58,15 @@ def set_clock(recording: Recording, links: Links) -> Modelled:
         points.append((2 * event.start, number))
         points.append((2 * max(event.end, event.start) + 1, number))
     points.sort()
-    events, begin, end = recording.events, clock.begin, clock.end
+    events, idle, begin, end = recording.events, clock.idle, clock.begin, clock.end
     for time, number in points:
-        (end if time & 1 else begin)(events[number])
+        event = events[number]
+        if event.kind != OP:
+            (end if time & 1 else begin)(event)
+        elif time & 1:
+            event.ends = event.busy_end + idle[event.rank]
+        else:
+            event.begins = event.busy_start + idle[event.rank]
     ends = (busy + idle for busy, idle in zip(recording.busy, clock.idle, strict=True))
     done = Modelled(max(ends, default=0.0), list(recording.busy), [0.0] * recording.ranks)
     for event in recording.events:

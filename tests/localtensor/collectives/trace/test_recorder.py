@@ -136,8 +136,8 @@ def test_written_and_implicit_redistributions_differ_and_give_reasons():
 
 def test_ops_of_dtensor_have_placements_in_and_out():
     (add,) = [event for event in of_rank(recording_of(redistributes), 1, "op") if event.name == "aten.add.Tensor"]
-    assert events.layouts_text(add.takes) == "f32[4,6] S(0), f32[4,6] S(1)"
-    assert events.layouts_text(add.gives) == "f32[4,6] S(0)"
+    takes, gives = ([str(events.TracedSpec.of(spec)) for spec in specs] for specs in (add.takes, add.gives))
+    assert (takes, gives) == (["f32[4,6] S(0)", "f32[4,6] S(1)"], ["f32[4,6] S(0)"])
 
 
 def gradient_of_from_local():
