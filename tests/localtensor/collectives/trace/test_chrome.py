@@ -278,6 +278,7 @@ def test_a_deadlock_is_in_the_trace(tmp_path):
     trace = json.loads(file.read_text())
     waits = [event for event in trace["traceEvents"] if event.get("cat") == "wait" and event["pid"] == 1]
     assert [event["args"]["unfinished"] for event in waits] == [True, True]
+    assert {(event["tid"], event["args"]["for"]) for event in waits} == {(1000, "rank 1"), (1001, "rank 0")}
     assert trace["otherData"]["error"].startswith("Deadlock")
 
 
