@@ -24,7 +24,7 @@ from localtensor.runner import torchrun_processes
 from localtensor.runner.torchrun_processes import PrefixedWriter, RankLines, Script, user_traceback
 
 if TYPE_CHECKING:
-    from localtensor.collectives.observer import RunObserver
+    from localtensor.collectives.trace.recorder import Recorder
     from localtensor.layout.links import Links
     from localtensor.runner.trace.files import TraceOptions
     from localtensor.threads.faults import Faults
@@ -165,8 +165,11 @@ def _tracing(options: TorchrunOptions) -> "TraceOptions":
 
 
 @contextmanager
-def _recorded(options: TorchrunOptions) -> "Iterator[RunObserver | None]":
-    """Records the run inside the block, if anything is to be made of it; prints its summary at the end if requested."""
+def _recorded(options: TorchrunOptions, codes: dict[int, int]) -> "Iterator[Recorder | None]":
+    """Records the run inside the block, if anything is to be made of it; prints its summary at the end if requested.
+
+    `codes` are the exit codes of the ranks when the block ends.
+    """
     tracing = _tracing(options)
     if not tracing.wanted:
         yield None
@@ -183,6 +186,8 @@ def _recorded(options: TorchrunOptions) -> "Iterator[RunObserver | None]":
 
     with recorded(tracing, options.ranks, done=summarize) as recorder:
         yield recorder
+        if any(codes.values()):
+            recorder.recording.problem = str(errors.ScriptFailed(codes))
 
 
 @contextmanager
@@ -219,9 +224,11 @@ def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | N
                 torchrun_processes.execute(script)
             except SystemExit as leaving:
                 codes[rank] = _exit_code(leaving.code)
+                _note_exit(recorder, rank, leaving, codes[rank])
 
     schedule = replay(options.schedule) if options.schedule else round_robin()
     faults, start = _faults(options), 0
+    recorder: Recorder | None = None
     with ExitStack() as stack:
         stack.enter_context(_first_on_path(options))
         if streams is not None:
@@ -230,7 +237,7 @@ def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | N
             limit = options.timeout or None
             report = functools.partial(_report_isolation, explain=options.explain_isolation)
             given = (body, options.ranks, schedule, options.seed, limit)
-            with _recorded(options) as recorder:
+            with _recorded(options, codes) as recorder:
                 settings: dict[str, Any] = {"fresh": True, "report": report, "faults": faults, "observer": recorder}
                 done = run_in_threads(*given, **settings)
                 while not done.values:  # a rank has died, and the program starts again
@@ -247,6 +254,12 @@ def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | N
     if any(codes.values()):
         _print_error(str(errors.ScriptFailed(codes)))
     return next((code for code in codes.values() if code), OK)
+
+
+def _note_exit(recorder: "Recorder | None", rank: int, leaving: SystemExit, code: int) -> None:
+    """Adds the exit of a rank with an error to a recording."""
+    if recorder is not None and code:
+        recorder.ended(rank, leaving)
 
 
 def _report_isolation(shared: list[str], writes: list[str], *, explain: bool) -> None:

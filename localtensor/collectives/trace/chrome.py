@@ -33,8 +33,8 @@ from localtensor.collectives.trace.events import (
     WAIT,
     Event,
     Recording,
+    TracedSpec,
     axis_text,
-    layouts_text,
 )
 from localtensor.collectives.trace.memory import KINDS
 
@@ -159,6 +159,7 @@ class _Args:
     def __init__(self) -> None:
         # By ids, of what the recording keeps alive: the hash of a place or a spec is computed in Python.
         self._lines: dict[int, str] = {}
+        self._specs: dict[int, str] = {}
         self._ops: dict[tuple[Any, ...], str] = {}
         self._calls: dict[tuple[Any, ...], str] = {}
 
@@ -191,8 +192,14 @@ class _Args:
             parts.append(f"{quoted(name)}:{quoted(value) if type(value) is str else json.dumps(value)}")
         for name, specs in (("takes", event.takes), ("gives", event.gives)):
             if specs:
-                parts.append(f'"{name}":{quoted(layouts_text(specs))}')
+                parts.append(f'"{name}":{quoted(", ".join(map(self._spec, specs)))}')
         return f',"args":{{{",".join(parts)}}}' if parts else ""
+
+    def _spec(self, spec: Any) -> str:
+        text = self._specs.get(id(spec))
+        if text is None:
+            text = self._specs[id(spec)] = str(TracedSpec.of(spec))
+        return text
 
     def _call(self, part: Contribution) -> str:
         """The members of a call; those of calls that differ in their number alone are made once."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from localtensor.collectives.rendezvous import Contribution
 from localtensor.collectives.trace.chrome import FIRST_THREAD, MODELLED, Heads, arrow, names_of, quoted, span_text
-from localtensor.collectives.trace.events import CALL, OP, REDISTRIBUTIONS, WAIT, Event, Recording, axis_text
+from localtensor.collectives.trace.events import CALL, OP, REDISTRIBUTIONS, WAIT, Event, Recording
 from localtensor.layout.links import Links
 
 _LIKE = {"broadcast": "all_reduce", "reduce": "all_reduce", "scatter": "all_gather", "gather": "all_gather"}
@@ -58,9 +58,15 @@ def set_clock(recording: Recording, links: Links) -> Modelled:
         points.append((2 * event.start, number))
         points.append((2 * max(event.end, event.start) + 1, number))
     points.sort()
-    events, begin, end = recording.events, clock.begin, clock.end
+    events, idle, begin, end = recording.events, clock.idle, clock.begin, clock.end
     for time, number in points:
-        (end if time & 1 else begin)(events[number])
+        event = events[number]
+        if event.kind != OP:
+            (end if time & 1 else begin)(event)
+        elif time & 1:
+            event.ends = event.busy_end + idle[event.rank]
+        else:
+            event.begins = event.busy_start + idle[event.rank]
     ends = (busy + idle for busy, idle in zip(recording.busy, clock.idle, strict=True))
     done = Modelled(max(ends, default=0.0), list(recording.busy), [0.0] * recording.ranks)
     for event in recording.events:
@@ -171,7 +177,7 @@ def modelled_events(recording: Recording) -> Iterator[str]:
     """The events of the modelled clock in the Chrome trace format: a thread for each rank, and one for each of its channels.
 
     Of single ops only those are there that the real clock has, too: modules, redistributions, waits, transfers.  An arrow
-    goes from a wait to the transfer of the rank that comes last.
+    goes from a wait that begins before the last rank has called to the transfer of that rank.
     """
     first = FIRST_THREAD + len(recording.lanes)
     threads: dict[tuple[int, str], int] = {}
@@ -187,21 +193,26 @@ def modelled_events(recording: Recording) -> Iterator[str]:
         for event in recording.events
         if event.ends > event.begins and event.kind != OP
     ]
-    last, heads, number = last_calls(recording), Heads(MODELLED), 1
+    last, heads = last_calls(recording), Heads(MODELLED)
+    arrows: list[tuple[tuple[int, int], tuple[int, int]]] = []  # after all spans, as each belongs to one that is there
     for start, end, event in sorted(spans, key=lambda span: (span[0], -span[1])):
         thread = threads[event.rank, _channel(event) if event.kind == CALL else ""]
         late = last.get(event.exchange) if event.kind == WAIT else None
+        if late is not None and (late.rank == event.rank or late.posted <= event.begins):
+            late = None  # all have called: the wait is for the transfer
         yield span_text(heads.of(event, thread), start, end, _args(event, late))
-        if late is not None and late.rank != event.rank and late.ends > late.begins >= event.begins:
-            number += 2
-            ends = (threads[late.rank, _channel(late)], round(late.begins * 1e9))
-            yield from arrow(MODELLED, number, (thread, start), ends)
+        if late is not None and late.ends > late.begins >= event.begins:
+            arrows.append(((thread, start), (threads[late.rank, _channel(late)], round(late.begins * 1e9))))
+    for number, (start_of, end_of) in enumerate(arrows):
+        yield from arrow(MODELLED, 2 * number + 1, start_of, end_of)
 
 
 def _args(event: Event, late: Event | None) -> str:
-    """What a viewer shows of a span: of a transfer its axis and bytes, of a redistribution the reason."""
+    """What a viewer shows of a span: of a transfer its bytes, of a redistribution the reason, of a wait the late rank."""
     if event.kind == CALL and event.part is not None:
-        return f',"args":{{"axis":{quoted(axis_text(event.part))},"bytes":{event.part.bytes}}}'
+        return f',"args":{{"bytes":{event.part.bytes}}}'
     if event.kind in REDISTRIBUTIONS:
         return f',"args":{{"reason":{quoted(event.facts["reason"])},"bytes":{event.bytes}}}'
-    return "" if late is None else f',"args":{{"for":"rank {late.rank}"}}'
+    if event.kind == WAIT:
+        return f',"args":{{"for":"{"the transfer" if late is None else f"rank {late.rank}"}"}}'
+    return ""

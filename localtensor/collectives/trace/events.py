@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -150,11 +150,6 @@ class TracedSpec:
     def __str__(self) -> str:
         of = "" if self.dtype is None else f"{_shape_text(self.shape, self.dtype)} "
         return f"{of}{placements_text(self.placements)}"
-
-
-def layouts_text(specs: Sequence[Any]) -> str:
-    """DTensorSpecs in short form; None is no tensor."""
-    return ", ".join(str(TracedSpec.of(spec)) for spec in specs if spec is not None)
 
 
 @lru_cache(1 << 12)

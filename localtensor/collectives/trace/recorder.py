@@ -40,6 +40,7 @@ from localtensor.collectives.trace.memory import BUFFERS, Peak
 from localtensor.collectives.trace.module_spans import ModuleSpans
 from localtensor.collectives.trace.op_watch import OpWatch
 from localtensor.collectives.trace.output import problem_text
+from localtensor.errors.base import rank_names
 from localtensor.layout.links import Rates
 from localtensor.layout.spec import shape_text
 
@@ -55,10 +56,11 @@ class _Watched(threading.local):
 class _Waiting:
     """A span around a wait, which is one of many: a class takes less time than a generator."""
 
-    __slots__ = ("_calls", "_lane", "_part", "_ready", "_wait")
+    __slots__ = ("_calls", "_lane", "_part", "_ready", "_ticket", "_wait")
 
     def __init__(self, lane: Lane, ticket: Ticket, calls: dict[Contribution, Event]) -> None:
-        self._lane, self._part, self._ready, self._calls = lane, ticket.part, ticket.done, calls
+        self._lane, self._ticket, self._calls = lane, ticket, calls
+        self._part, self._ready = ticket.part, ticket.done
 
     def __enter__(self) -> None:
         part = self._part
@@ -69,6 +71,8 @@ class _Waiting:
         self._lane.end(wait)
         if kind is not None:
             wait.note("unfinished", True)
+            if not self._ticket.done:
+                wait.note("for", rank_names(self._ticket.peers()))
             return
         if call is not None:
             wait.exchange, wait.late = call.exchange, call.late
@@ -210,9 +214,10 @@ class Recorder(RunObserver):
 
     def _save(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
         lane = self._watched.lane
-        if lane is None:
+        if lane is None or lane.inside(events.SAVE) is not None:  # a distributed checkpoint is saved by torch.save
             return original(*args, **named)
-        with lane.span(events.SAVE, original.__name__, place_of_frame(sys._getframe(2))):
+        name = "torch.save" if original.__name__ == "save" else "torch.distributed.checkpoint.save"
+        with lane.span(events.SAVE, name, place_of_frame(sys._getframe(2))):
             return original(*args, **named)
 
     def _resize(self, original: Callable[..., Any], storage: torch.UntypedStorage, *args: Any) -> Any:

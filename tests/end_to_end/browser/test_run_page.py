@@ -68,3 +68,16 @@ def test_bars_lie_within_the_drawing(browser, file):
     })""")
     page.close()
     assert len(inside) > 50 and all(inside)
+
+
+def test_the_hint_below_a_long_time_line_is_as_wide_as_the_line(browser, tmp_path, monkeypatch):
+    monkeypatch.setattr("localtensor.runner.trace.page.MOST_BARS", 5)
+    recording = lt.run(step, ranks=2, trace=True).recording
+    long = tmp_path / "long.html"
+    long.write_text(page_of(recording, set_clock(recording, Links())), encoding="utf-8")
+    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    page.goto(long.as_uri())
+    line = ".line:not([hidden])"
+    hint, svg = (page.locator(f"{line} {what}").bounding_box() for what in (".hint", "svg"))
+    page.close()
+    assert hint["x"] == pytest.approx(svg["x"], abs=2) and hint["width"] > 0.5 * svg["width"] and hint["y"] > svg["y"]

@@ -217,11 +217,6 @@ with signals.interruptible():
 
 
 def test_a_second_ctrl_c_leaves_no_part_of_a_file(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", TWICE, str(tmp_path / "trace.json")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = [sys.executable, "-c", TWICE, str(tmp_path / "trace.json")]
+    done = subprocess.run(words, check=False, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, list(tmp_path.iterdir())) == (130, []), done.stderr

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint.state_dict_saver as checkpoint_saver
 from torch import nn
+from torch.distributed import checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import (
     DTensor,
@@ -135,8 +136,8 @@ def test_written_and_implicit_redistributions_differ_and_give_reasons():
 
 def test_ops_of_dtensor_have_placements_in_and_out():
     (add,) = [event for event in of_rank(recording_of(redistributes), 1, "op") if event.name == "aten.add.Tensor"]
-    assert events.layouts_text(add.takes) == "f32[4,6] S(0), f32[4,6] S(1)"
-    assert events.layouts_text(add.gives) == "f32[4,6] S(0)"
+    takes, gives = ([str(events.TracedSpec.of(spec)) for spec in specs] for specs in (add.takes, add.gives))
+    assert (takes, gives) == (["f32[4,6] S(0)", "f32[4,6] S(1)"], ["f32[4,6] S(0)"])
 
 
 def gradient_of_from_local():
@@ -165,10 +166,20 @@ def test_draws_saves_and_garbage_collections(tmp_path):
     found = of_rank(recording_of(draws_and_saves, 2, str(tmp_path)), 1, "random draw", "checkpoint save", events.GC)
     named = [event.name for event in found if event.kind == "random draw"]
     assert named[0] == "aten.rand.default" and len(named) == 2
-    assert [event.name for event in found if event.kind == "checkpoint save"] == ["save"]
+    assert [event.name for event in found if event.kind == "checkpoint save"] == ["torch.save"]
     assert [
         event for event in found if event.kind == events.GC and event.name == "generation 2" and event.nanoseconds > 0
     ]
+
+
+def saves_a_distributed_checkpoint(folder):
+    checkpoint.save({"x": torch.ones(2)}, checkpoint_id=folder)
+
+
+def test_a_distributed_checkpoint_is_one_save_on_each_rank(tmp_path):
+    recording = recording_of(saves_a_distributed_checkpoint, 2, str(tmp_path / "checkpoint"))
+    found = [(event.rank, event.name) for event in recording.of("checkpoint save")]
+    assert sorted(found) == [(rank, "torch.distributed.checkpoint.save") for rank in (0, 1)]
 
 
 def test_bytes_and_kinds_are_those_of_comm_debug_mode():

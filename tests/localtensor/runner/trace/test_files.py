@@ -1,5 +1,6 @@
 """What is made of a recorded run: files that can be written, the summary, the page's tables, on the modelled clock."""
 
+import json
 import os
 import threading
 
@@ -178,6 +179,25 @@ def test_a_script_is_recorded_also_if_it_fails(tmp_path, monkeypatch, capfd, fai
     assert "all_reduce 24 B in 2" in err and ("failed: RankRaised" in err) == fails
     assert ("broken here" in trace.read_text()) == fails == ("broken here" in page.read_text())
     assert len([line for line in err.splitlines() if line[:16].strip() and line[16:18] == "  "]) == 12
+
+
+LEAVES = """
+import sys, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+sys.exit(3 * dist.get_rank())
+"""
+
+
+def test_a_rank_that_exits_with_an_error_is_in_the_trace(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(LEAVES)
+    code = run_script(TorchrunOptions("train.py", ranks=2, timeout=60.0, trace=tmp_path / "t.json", summary=True))
+    trace = json.loads((tmp_path / "t.json").read_text())
+    assert code == 3 and "failed: run: script: rank 1 with exit code 3" in capfd.readouterr().err
+    assert trace["otherData"]["error"].startswith("run: script: rank 1 with exit code 3")
+    found = [e for e in trace["traceEvents"] if e.get("cat") == "error" and e["s"] == "t"]
+    assert [(e["name"], e["tid"], e["args"]["message"]) for e in found] == [("SystemExit", 1001, "3")]
 
 
 def test_a_script_with_a_file_that_cannot_be_written_does_not_begin(tmp_path, monkeypatch, capfd):
