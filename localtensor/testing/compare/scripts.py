@@ -154,7 +154,7 @@ def _run(
         code = run_script(options, observer)
     if code:
         said = [line for line in err.getvalue().splitlines() if line.strip()]
-        frames = ("[", " ", "Traceback")
+        frames = ("[", " ", "Traceback", "isolation:")
         at = next((line for line in said if not line.startswith(frames)), said[-1] if said else "it says nothing")
         problem = (
             at.strip().rstrip(".") if code == USAGE else f"it ended with exit code {code}: {at.strip().rstrip('.')}"
