@@ -28,8 +28,7 @@ FOR_GPUS = {
     "empty_cache": lambda: None,
 }
 for _name, _function in FOR_GPUS.items():
-    if not hasattr(torch.cpu, _name):
-        setattr(torch.cpu, _name, _function)
+    setattr(torch.cpu, _name, _function)
 if not hasattr(dist, "set_timeout"):  # torch 2.14 has none
     dist.set_timeout = lambda *_: None
 

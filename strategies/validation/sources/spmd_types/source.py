@@ -17,8 +17,9 @@ from strategies.validation.sources import functions
 from strategies.validation.sources.functions import FunctionCall
 from strategies.validation.sources.protocol import Answer, FunctionSource, NamedLayout, RefusedLayouts
 from strategies.validation.sources.script import Sides, Wording
-from strategies.validation.sources.spmd_types import collectives, op_table, two_axes, typed
+from strategies.validation.sources.spmd_types import collectives, collectives_two_axes, op_table, two_axes, typed
 from strategies.validation.sources.spmd_types.collectives import Collective
+from strategies.validation.sources.spmd_types.collectives_two_axes import OnOneOfTwo
 from strategies.validation.sources.spmd_types.hooks import HookSource, hooks_of_module
 
 _ASK = """def check(rank):
@@ -70,7 +71,7 @@ class SpmdTypes(FunctionSource):
     def functions(self) -> Mapping[str, Callable[..., Any]]:
         plain = op_table.functions()
         pairs = {label + two_axes.SUFFIX: two_axes.OnTwoAxes(label, function) for label, function in plain.items()}
-        return {**plain, **pairs, **collectives.functions()}
+        return {**plain, **pairs, **collectives.functions(), **collectives_two_axes.functions()}
 
     def calls(self, names: Sequence[str], seed: int) -> Iterable[FunctionCall]:
         plain = [name.removesuffix(two_axes.SUFFIX) for name in names]
@@ -84,12 +85,15 @@ class SpmdTypes(FunctionSource):
             if both or not names:
                 yield from two_axes.calls(label, every[0].function, every)
         yield from collectives.calls(names)
+        yield from collectives_two_axes.calls(names)
 
     def names(self, label: str) -> Sequence[str]:
-        found = collectives.functions().get(label)
+        found = {**collectives.functions(), **collectives_two_axes.functions()}.get(label)
         return (op_table.base_name(label.removesuffix(two_axes.SUFFIX)),) if found is None else (found.name,)
 
     def without(self, label: str) -> str:
+        if label in collectives_two_axes.functions():
+            return "it makes no type of this one on an axis alone"
         if label.endswith(two_axes.SUFFIX):
             return "no call of it has floats and sizes that two axes can share"
         return "it takes no tensor: the same value on each rank, whatever its type"
@@ -101,6 +105,8 @@ class SpmdTypes(FunctionSource):
         one = call.function
         if isinstance(one, Collective):
             return [(one.src,)] if one.ranks == ranks else []
+        if isinstance(one, OnOneOfTwo):
+            return [(collectives_two_axes.layouts(call)[0],)] if ranks == two_axes.SIZES[0] else []
         if two_axes.is_one(call):
             return two_axes.first(call)[0] if ranks == two_axes.SIZES[0] else []
         return super().tuples(call, ranks)
@@ -121,6 +127,8 @@ class SpmdTypes(FunctionSource):
     def outputs(self, call: FunctionCall, inputs: Sequence[NamedLayout], ranks: int) -> Answer:
         if isinstance(call.function, Collective):
             return collectives.answer(call, call.function)
+        if isinstance(call.function, OnOneOfTwo):
+            return collectives_two_axes.answer(call)
         if two_axes.is_one(call):
             return two_axes.answer(call, inputs)
         last: RefusedLayouts | None = None
