@@ -32,6 +32,16 @@ OTHERS = (typed.R, typed.P, sharded(0), sharded(1))
 """Layouts on the axis over which the ranks do not communicate."""
 
 
+IMPORTS = f"""from torch.distributed.device_mesh import init_device_mesh
+
+
+def group(name):
+    return init_device_mesh("cpu", {SIZES}, mesh_dim_names={AXES}).get_group(name)
+
+"""
+"""What the script of a finding has before its calls."""
+
+
 @dataclass(frozen=True)
 class OnOneOfTwo:
     """A collective from one type over one of two axes; calls have the type that it makes, and the layout on the other axis."""
@@ -48,6 +58,10 @@ class OnOneOfTwo:
     def one(self, dst: str) -> Collective:
         """The collective to that type."""
         return Collective(self.name, self.src, next(x for x in LAYOUTS if x.name == dst), SIZES[self.axis])
+
+    def code(self, dst: str) -> str:
+        """The call in Python on a rank's piece `x[0]`, for a script."""
+        return self.one(dst).code(f"group({AXES[self.axis]!r})")
 
     def __call__(self, x: Tensor, *, dst: str, other: str) -> Tensor:
         del other

@@ -118,11 +118,11 @@ class SpmdTypes(FunctionSource):
         return (len(tried), every) if len(tried) < every else None
 
     def mesh(self, case: Case) -> tuple[int, ...]:
-        pair = two_axes.is_one(functions.function_call(case.sample, self.labels))
+        pair = _on_two_axes(functions.function_call(case.sample, self.labels))
         return two_axes.SIZES if pair else super().mesh(case)
 
     def on_every_axis(self, call: FunctionCall, claim: Claim, case: Case) -> Sides:
-        return two_axes.sides(claim, case) if two_axes.is_one(call) else super().on_every_axis(call, claim, case)
+        return two_axes.sides(claim, case) if _on_two_axes(call) else super().on_every_axis(call, claim, case)
 
     def outputs(self, call: FunctionCall, inputs: Sequence[NamedLayout], ranks: int) -> Answer:
         if isinstance(call.function, Collective):
@@ -147,6 +147,8 @@ class SpmdTypes(FunctionSource):
     def code(self, call: FunctionCall, text: str) -> str:
         if isinstance(call.function, Collective):
             return call.function.code()
+        if isinstance(call.function, OnOneOfTwo):
+            return call.function.code(call.kwargs["dst"])
         if two_axes.is_one(call):
             return self.code(two_axes.plain(call), re.sub(r",? ?second_axis='[^']*'", "", text))
         if call.label in op_table.getters():
@@ -158,6 +160,9 @@ class SpmdTypes(FunctionSource):
     ) -> Wording:
         if isinstance(call.function, Collective):
             return Wording(f"spmd_types {typed.version()}: {call.label}", _IMPORTS)
+        if isinstance(call.function, OnOneOfTwo):
+            words = f"{call.label}, to {call.kwargs['dst']}, with {call.kwargs['other']} on the other"
+            return Wording(f"spmd_types {typed.version()}: {words}", _IMPORTS + collectives_two_axes.IMPORTS)
         rows: list[tuple[NamedLayout, ...]] = [(one,) for one in inputs]
         made = [None if one is None else one.name for one in outputs]
         if two_axes.is_one(call):
@@ -194,6 +199,10 @@ class SpmdTypes(FunctionSource):
         if any(one != found[0] for one in found):
             raise RefusedLayouts("ranks with uneven pieces get different types")
         return found[0]
+
+
+def _on_two_axes(call: FunctionCall) -> bool:
+    return two_axes.is_one(call) or isinstance(call.function, OnOneOfTwo)
 
 
 def _numbers(wrt: Sequence[int]) -> str:
