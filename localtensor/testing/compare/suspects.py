@@ -369,8 +369,9 @@ def _types_text(typed: Sequence[AxisType], mesh: Mapping[str, int]) -> str:
     >>> _types_text([AxisType(((2, 1),), "default_pg", "R"), AxisType(((4, 2),), "", "S(0)")], {"dp": 4, "tp": 2})
     '; typed R along tp, S(0) along dp'
     """
-    stride, names = 1, {}
-    for name, size in reversed(mesh.items()):
+    names: dict[tuple[tuple[int, int], ...], str] = {}
+    stride = 1
+    for name, size in reversed(list(mesh.items())):
         names[((size, stride),)] = name
         stride *= size
     words = ", ".join(f"{one.type} along {names.get(one.axis, one.name.removeprefix('mesh_'))}" for one in typed)

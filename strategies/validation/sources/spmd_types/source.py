@@ -88,7 +88,7 @@ class SpmdTypes(FunctionSource):
         yield from collectives_two_axes.calls(names)
 
     def names(self, label: str) -> Sequence[str]:
-        found = {**collectives.functions(), **collectives_two_axes.functions()}.get(label)
+        found = collectives.functions().get(label) or collectives_two_axes.functions().get(label)
         return (op_table.base_name(label.removesuffix(two_axes.SUFFIX)),) if found is None else (found.name,)
 
     def without(self, label: str) -> str:
