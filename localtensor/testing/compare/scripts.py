@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ from localtensor.testing.compare.watch import Key, Observation, Region, Watch, r
 from localtensor.testing.compare_dropout import dropout_off
 from localtensor.testing.compare_tolerance import Repeated, Slacks
 
+_ERROR = re.compile(r"[A-Z]\w+: ")  # the line of an error, behind what a script prints
 IN_PARTS = "values that the ranks of the reference hold in parts"
 FEWER = "values that the reference does not have"
 OTHER_ROWS = "losses of several backward passes in a step, perhaps of other rows"
@@ -165,7 +167,9 @@ def _run_on_threads(options: TorchrunOptions, region: Region | None, vary: Vary 
     if code:
         said = [line for line in err.getvalue().splitlines() if line.strip()]
         frames = ("[", " ", "Traceback")
-        at = next((line for line in said if not line.startswith(frames)), said[-1] if said else "it says nothing")
+        errors = [line for line in said if _ERROR.match(line)]
+        plain = [line for line in said if not line.startswith(frames)]
+        at = next(iter([*errors[-1:], *plain, *said[-1:]]), "it says nothing")
         problem = (
             at.strip().rstrip(".") if code == USAGE else f"it ended with exit code {code}: {at.strip().rstrip('.')}"
         )

@@ -150,12 +150,13 @@ class Watch:
         if not isinstance(value, Tensor):
             return
         key = Key(self.step, kind, name, call, leaf)
-        if self.recorder is None:
-            self._keep(key, value, place)
-            return
-        self.recorder.mark(key, value)
-        with _disable_current_modes():
-            self._keep(key, value, place)
+        with torch._C.DisableTorchFunction():  # the program's own modes, as a type checker, are not for copies
+            if self.recorder is None:
+                self._keep(key, value, place)
+                return
+            self.recorder.mark(key, value)
+            with _disable_current_modes():
+                self._keep(key, value, place)
 
     def _keep(self, key: Key, value: Tensor, place: Place | None) -> None:
         placements = tuple(value.placements) if isinstance(value, DTensor) else None
@@ -286,8 +287,9 @@ class Watch:
 
     def _add_with_gradient(self, kind: str, name: str, x: object, call: int, leaf: int, place: Place | None) -> None:
         self.add(kind, name, x, call, leaf, place)
-        if isinstance(x, Tensor) and x.requires_grad and kind == "output":
-            x.register_hook(lambda grad: self.add(GRADIENT_OF_OUTPUT, name, grad, call, leaf, place))
+        with torch._C.DisableTorchFunction():
+            if isinstance(x, Tensor) and x.requires_grad and kind == "output":
+                x.register_hook(lambda grad: self.add(GRADIENT_OF_OUTPUT, name, grad, call, leaf, place))
 
     def in_causal_order(self, model: nn.Module, prefix: str = "") -> list[Any]:
         """Hooks that note in which order the gradients of parameters come, if that order is asked for."""

@@ -20,6 +20,7 @@ from localtensor.threads.isolation.imports import modules_of_ranks
 from localtensor.threads.isolation.modules import World
 from localtensor.threads.isolation.namespaces import ELSEWHERE, FOR_ALL, OWN, RankNamespaces
 from localtensor.threads.isolation.reach import PatchedNamespaces, Reach
+from localtensor.threads.isolation.sharing import IMPORTED
 from localtensor.threads.state import patched_attributes
 from localtensor.threads.state.swap import is_swapped, swapped_spaces
 
@@ -32,6 +33,8 @@ def write_rule(owner: Any, name: str, value: Any) -> int:
         return ELSEWHERE
     if isinstance(value, ModuleType) and value.__name__ in modules.SHARED:
         return FOR_ALL  # a part of a package, imported by one rank, is there for all
+    if str(getattr(getattr(value, "__func__", value), "__module__", "")).partition(".")[0] in IMPORTED:
+        return FOR_ALL  # what such a package registers as it is imported
     code = getattr(getattr(value, "func", value), "__code__", None)
     return FOR_ALL if code is not None and code.co_filename.startswith(_PACKAGES) else OWN
 

@@ -253,21 +253,23 @@ class TypecheckPatches(PatchSlot):
 
     def __init__(self) -> None:
         super().__init__()
-        for owner, name in self.patched:  # now: when the checker is there, a rank may be in a block
+        self.waiting = list(self.kept)  # in modules that are not imported yet
+        for owner, name in self.patched:
             self._add(Attribute(pkgutil.resolve_name(owner), name))
 
     def _add(self, place: Attribute) -> None:
         self.places[id(place.owner), place.name] = place
 
     def ready(self) -> bool:
-        return all(module in sys.modules for module, _ in self.kept)
+        return "spmd_types._checker" in sys.modules
 
-    def bind(self) -> None:
-        for module, name in self.kept:
+    def save(self) -> dict[PatchedPlace, Any]:
+        for module, name in [one for one in self.waiting if one[0] in sys.modules]:
             place = Attribute(sys.modules[module], name)
-            if place.before is not _NOTHING:  # of another version
-                place.before = None
-                self._add(place)
+            place.before = None
+            self._add(place)
+            self.waiting.remove((module, name))
+        return super().save()
 
     def over(self) -> None:
         """The places stay: they are the same in each run."""

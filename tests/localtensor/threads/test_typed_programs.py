@@ -1,5 +1,7 @@
 """Programs whose ranks check types by `spmd_types`, which patches torch while a block of `typecheck()` runs."""
 
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,7 +9,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import localtensor as lt
 from localtensor.errors import RankRaised
+from localtensor.threads.isolation.isolate import write_rule
+from localtensor.threads.isolation.namespaces import ELSEWHERE, FOR_ALL, OWN
 from localtensor.threads.isolation.sharing import SharedRoots
+from localtensor.threads.state import swap
 
 spmd = pytest.importorskip("spmd_types")
 rules, checker = spmd.rules, pytest.importorskip("spmd_types.checker")
@@ -119,6 +124,21 @@ def test_lockstep_gives_the_values_and_types_of_rank_threads():
         for rank, (want, claimed) in enumerate(each):
             assert torch.equal(rows.on(rank), want)
             assert types == claimed == "{mesh_dp: V, mesh_tp: R} PartitionSpec(mesh_dp, None)"
+
+
+def test_what_the_checker_keeps_is_swapped_in_one_place():
+    """Else a hand-over would put two values there, one after the other."""
+    slot = swap.SLOTS["typecheck"]
+    slot.save()
+    for module, name in slot.kept:
+        assert swap.is_swapped(sys.modules[module], name) and not slot.waiting
+        assert write_rule(sys.modules[module], name, None) == ELSEWHERE
+
+
+def test_what_the_package_registers_on_torch_is_there_for_all_ranks():
+    registered = staticmethod(checker.typecheck.__wrapped__)
+    assert write_rule(torch.autograd.Function, "typecheck_forward", registered) == FOR_ALL
+    assert write_rule(torch.autograd.Function, "typecheck_forward", staticmethod(on_a_rank)) == OWN
 
 
 def test_ranks_share_the_package_since_torch_imports_it():

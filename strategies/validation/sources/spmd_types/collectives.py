@@ -117,11 +117,11 @@ class Collective:
         made: Tensor = found(x, group, src=_type(self.src), dst=_type(self.dst), **expert)
         return made
 
-    def code(self) -> str:
-        """The call in Python on a rank's piece `x[0]`, for a script."""
+    def code(self, group: str = "dist.group.WORLD") -> str:
+        """The call in Python on a rank's piece `x[0]`, for a script; `group` is the code of the process group."""
         expert = ", expert_mode=True" if self.name in ("reinterpret", "convert") else ""
         own = "x[0].squeeze(0)" if self.src is STACKED else "x[0]"
-        made = f"spmd.{self.name}({own}, dist.group.WORLD, src={_text(self.src)}, dst={_text(self.dst)}{expert})"
+        made = f"spmd.{self.name}({own}, {group}, src={_text(self.src)}, dst={_text(self.dst)}{expert})"
         return f"{made}.unsqueeze(0)" if self.dst is STACKED else made
 
     def sample(self) -> Tensor:

@@ -171,7 +171,7 @@ class HookSource(FunctionSource):
             except spmd.SpmdTypeError as error:
                 raise RefusedLayouts(error_in_one_line(error)) from None
             except Exception as error:  # why: the hook is the user's own code, and may raise anything
-                raise SourceRaises(f"{cls.__name__}.spmd_typecheck raises {type(error).__name__}: {error}") from None
+                raise SourceRaises(f"{type(error).__name__}: {error}, in {cls.__name__}.spmd_typecheck") from None
             return tuple(typed.layout_of(x, axis) for x in functions.tensor_results(made))
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import localtensor as lt
 from localtensor.errors import LocalTensorError, error_in_one_line
@@ -26,14 +27,21 @@ GroupFunction = Callable[[Sequence[Tensor], Any], Sequence[Tensor]]
 
 
 @contextlib.contextmanager
-def lockstep_group(ranks: int, axis: str) -> Iterator[Any]:
-    """A context in which all ranks run in lockstep; gives the process group of a mesh axis of that name."""
+def lockstep_mesh(sizes: Sequence[int], names: Sequence[str]) -> Iterator[DeviceMesh]:
+    """A context in which all ranks run in lockstep; gives their mesh."""
     typed.forget_groups()
     try:
-        with typed.quiet_checker(), lt.LocalTensorMode(ranks):
-            yield _group(ranks, axis)
+        with typed.quiet_checker(), lt.LocalTensorMode(math.prod(sizes)):
+            yield _mesh(sizes, names)
     finally:
         typed.forget_groups()
+
+
+@contextlib.contextmanager
+def lockstep_group(ranks: int, axis: str) -> Iterator[Any]:
+    """A context in which all ranks run in lockstep; gives the process group of a mesh axis of that name."""
+    with lockstep_mesh((ranks,), (axis,)) as mesh:
+        yield mesh.get_group(axis)
 
 
 def run_on_ranks(
@@ -43,24 +51,33 @@ def run_on_ranks(
 
     Raises what the function raises, and `RuntimeError` where the ranks' collectives do not fit.
     """
+    return run_on_mesh(function, held, (ranks,), (axis,), axis)
+
+
+def run_on_mesh(
+    function: GroupFunction, held: Sequence[Sequence[Tensor]], sizes: Sequence[int], names: Sequence[str], axis: str
+) -> list[tuple[Any, ...]]:
+    """The same on a mesh of several axes, of which the function gets the group along `axis`."""
+    ranks = math.prod(sizes)
     try:
-        with lockstep_group(ranks, axis) as group:
+        with lockstep_mesh(sizes, names) as mesh:
             tensors = [lt.rank_map(functools.partial(_copy, column)) for column in held]
-            found = [values_by_rank(x, ranks) for x in function(tensors, group)]
+            found = [values_by_rank(x, ranks) for x in function(tensors, mesh.get_group(axis))]
         return [tuple(x[rank] for x in found) for rank in range(ranks)]
     except LocalTensorError:
-        return _on_threads(function, held, ranks, axis)
+        return _on_threads(function, held, sizes, names, axis)
 
 
 def _on_threads(
-    function: GroupFunction, held: Sequence[Sequence[Tensor]], ranks: int, axis: str
+    function: GroupFunction, held: Sequence[Sequence[Tensor]], sizes: Sequence[int], names: Sequence[str], axis: str
 ) -> list[tuple[Any, ...]]:
+    ranks = math.prod(sizes)
     found: list[tuple[Any, ...]] = [()] * ranks
 
     def body() -> None:
         rank = dist.get_rank()
         tensors = [column[rank].clone() for column in held]
-        found[rank] = tuple(x.detach() for x in function(tensors, _group(ranks, axis)))
+        found[rank] = tuple(x.detach() for x in function(tensors, _mesh(sizes, names).get_group(axis)))
 
     typed.forget_groups()
     try:
@@ -72,8 +89,8 @@ def _on_threads(
     return found
 
 
-def _group(ranks: int, axis: str) -> Any:
-    return init_device_mesh("cpu", (ranks,), mesh_dim_names=(axis,)).get_group(axis)
+def _mesh(sizes: Sequence[int], names: Sequence[str]) -> DeviceMesh:
+    return init_device_mesh("cpu", tuple(sizes), mesh_dim_names=tuple(names))
 
 
 def _copy(column: Sequence[Tensor], rank: int) -> Tensor:

@@ -17,8 +17,9 @@ from strategies.validation.sources import functions
 from strategies.validation.sources.functions import FunctionCall
 from strategies.validation.sources.protocol import Answer, FunctionSource, NamedLayout, RefusedLayouts
 from strategies.validation.sources.script import Sides, Wording
-from strategies.validation.sources.spmd_types import collectives, op_table, two_axes, typed
+from strategies.validation.sources.spmd_types import collectives, collectives_two_axes, op_table, two_axes, typed
 from strategies.validation.sources.spmd_types.collectives import Collective
+from strategies.validation.sources.spmd_types.collectives_two_axes import OnOneOfTwo
 from strategies.validation.sources.spmd_types.hooks import HookSource, hooks_of_module
 
 _ASK = """def check(rank):
@@ -70,7 +71,7 @@ class SpmdTypes(FunctionSource):
     def functions(self) -> Mapping[str, Callable[..., Any]]:
         plain = op_table.functions()
         pairs = {label + two_axes.SUFFIX: two_axes.OnTwoAxes(label, function) for label, function in plain.items()}
-        return {**plain, **pairs, **collectives.functions()}
+        return {**plain, **pairs, **collectives.functions(), **collectives_two_axes.functions()}
 
     def calls(self, names: Sequence[str], seed: int) -> Iterable[FunctionCall]:
         plain = [name.removesuffix(two_axes.SUFFIX) for name in names]
@@ -84,12 +85,15 @@ class SpmdTypes(FunctionSource):
             if both or not names:
                 yield from two_axes.calls(label, every[0].function, every)
         yield from collectives.calls(names)
+        yield from collectives_two_axes.calls(names)
 
     def names(self, label: str) -> Sequence[str]:
-        found = collectives.functions().get(label)
+        found = collectives.functions().get(label) or collectives_two_axes.functions().get(label)
         return (op_table.base_name(label.removesuffix(two_axes.SUFFIX)),) if found is None else (found.name,)
 
     def without(self, label: str) -> str:
+        if label in collectives_two_axes.functions():
+            return "it makes no type of this one on an axis alone"
         if label.endswith(two_axes.SUFFIX):
             return "no call of it has floats and sizes that two axes can share"
         return "it takes no tensor: the same value on each rank, whatever its type"
@@ -101,6 +105,8 @@ class SpmdTypes(FunctionSource):
         one = call.function
         if isinstance(one, Collective):
             return [(one.src,)] if one.ranks == ranks else []
+        if isinstance(one, OnOneOfTwo):
+            return [(collectives_two_axes.layouts(call)[0],)] if ranks == two_axes.SIZES[0] else []
         if two_axes.is_one(call):
             return two_axes.first(call)[0] if ranks == two_axes.SIZES[0] else []
         return super().tuples(call, ranks)
@@ -112,15 +118,17 @@ class SpmdTypes(FunctionSource):
         return (len(tried), every) if len(tried) < every else None
 
     def mesh(self, case: Case) -> tuple[int, ...]:
-        pair = two_axes.is_one(functions.function_call(case.sample, self.labels))
+        pair = _on_two_axes(functions.function_call(case.sample, self.labels))
         return two_axes.SIZES if pair else super().mesh(case)
 
     def on_every_axis(self, call: FunctionCall, claim: Claim, case: Case) -> Sides:
-        return two_axes.sides(claim, case) if two_axes.is_one(call) else super().on_every_axis(call, claim, case)
+        return two_axes.sides(claim, case) if _on_two_axes(call) else super().on_every_axis(call, claim, case)
 
     def outputs(self, call: FunctionCall, inputs: Sequence[NamedLayout], ranks: int) -> Answer:
         if isinstance(call.function, Collective):
             return collectives.answer(call, call.function)
+        if isinstance(call.function, OnOneOfTwo):
+            return collectives_two_axes.answer(call)
         if two_axes.is_one(call):
             return two_axes.answer(call, inputs)
         last: RefusedLayouts | None = None
@@ -139,6 +147,8 @@ class SpmdTypes(FunctionSource):
     def code(self, call: FunctionCall, text: str) -> str:
         if isinstance(call.function, Collective):
             return call.function.code()
+        if isinstance(call.function, OnOneOfTwo):
+            return call.function.code(call.kwargs["dst"])
         if two_axes.is_one(call):
             return self.code(two_axes.plain(call), re.sub(r",? ?second_axis='[^']*'", "", text))
         if call.label in op_table.getters():
@@ -150,6 +160,9 @@ class SpmdTypes(FunctionSource):
     ) -> Wording:
         if isinstance(call.function, Collective):
             return Wording(f"spmd_types {typed.version()}: {call.label}", _IMPORTS)
+        if isinstance(call.function, OnOneOfTwo):
+            words = f"{call.label}, to {call.kwargs['dst']}, with {call.kwargs['other']} on the other"
+            return Wording(f"spmd_types {typed.version()}: {words}", _IMPORTS + collectives_two_axes.IMPORTS)
         rows: list[tuple[NamedLayout, ...]] = [(one,) for one in inputs]
         made = [None if one is None else one.name for one in outputs]
         if two_axes.is_one(call):
@@ -186,6 +199,10 @@ class SpmdTypes(FunctionSource):
         if any(one != found[0] for one in found):
             raise RefusedLayouts("ranks with uneven pieces get different types")
         return found[0]
+
+
+def _on_two_axes(call: FunctionCall) -> bool:
+    return two_axes.is_one(call) or isinstance(call.function, OnOneOfTwo)
 
 
 def _numbers(wrt: Sequence[int]) -> str:

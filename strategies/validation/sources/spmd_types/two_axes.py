@@ -224,6 +224,18 @@ def inner_pieces(x: Tensor, placement: Placement, leaf: int) -> list[Tensor]:
     return [part, x - part]
 
 
+def joined(every: Sequence[Sequence[Tensor]], outputs: Sequence[Placement]) -> tuple[Tensor, ...]:
+    """What the results of the ranks of one row make.  Raises `RuntimeError` where ranks differ whose results are typed as the same."""
+    made = []
+    for placement, held in zip(outputs, zip(*every, strict=True), strict=True):
+        if isinstance(placement, Replicate) and any(not near(held[0], x) for x in held[1:]):
+            raise RuntimeError("the ranks of the second axis have other values where it is typed as the same")
+        if isinstance(placement, Shard) and len({x.ndim for x in held}) != 1:
+            raise RuntimeError("the pieces of the second axis make no whole")
+        made.append(assemble_axis(held, placement))
+    return tuple(made)
+
+
 def sides(claim: Claim, case: Case) -> Sides:
     """The pieces and placements of a case on each process."""
     run: Any = claim.run
@@ -253,17 +265,10 @@ class Run:
         return [self._row([column[rank] for column in held]) for rank in range(ranks)]
 
     def _row(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What the results of one row make.  Raises `RuntimeError` where ranks differ whose results are typed as the same."""
+        """What the results of one row make.  Raises as `joined`."""
         columns = [inner_pieces(x, p, i) for i, (x, p) in enumerate(zip(tensors, self.inputs, strict=True))]
         every = [self._rank([column[rank].clone() for column in columns]) for rank in range(SIZES[1])]
-        made = []
-        for placement, held in zip(self.outputs, zip(*every, strict=True), strict=True):
-            if isinstance(placement, Replicate) and any(not near(held[0], x) for x in held[1:]):
-                raise RuntimeError("the ranks of the second axis have other values where it is typed as the same")
-            if isinstance(placement, Shard) and len({x.ndim for x in held}) != 1:
-                raise RuntimeError("the pieces of the second axis make no whole")
-            made.append(assemble_axis(held, placement))
-        return tuple(made)
+        return joined(every, self.outputs)
 
     def _rank(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if self.wrt:

@@ -1,5 +1,6 @@
 """The examples of docs/sources.md do what the page says."""
 
+import importlib
 import re
 import sys
 from importlib import metadata
@@ -51,3 +52,9 @@ def test_the_tests_of_the_page_pass(module):
     scope = {"__name__": "test_square"}
     exec(BLOCKS["test_square"], scope)
     assert scope["test_the_hook_of_square"]() is scope["test_the_wrong_hook_is_found"]() is None
+
+
+def test_the_typed_program_of_the_page_is_compared(module, tmp_path):
+    name = module("test_row_linear")
+    (tmp_path / f"{name}.py").write_text(f"# {name}.py\n{BLOCKS[name]}")
+    assert importlib.import_module(name).test_row_linear() is None
