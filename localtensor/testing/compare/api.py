@@ -26,6 +26,8 @@ from localtensor.testing.compare_script import NoScript, script_of
 from localtensor.testing.compare_shrink import Smaller, smallest
 from localtensor.testing.compare_tolerance import Repeated, Settled, Slacks, free_what_is_left
 
+WAYS = ("threads", "lockstep", "gloo", "nccl")
+
 
 def compare(
     build: Callable[[], nn.Module],
@@ -59,7 +61,8 @@ def compare(
     shrink       whether a divergence is also looked for in smaller programs, for a minute at most; the report names the smallest
     progress     called with the name of each run before it starts
     script       a file for a script of plain torch that shows the divergence under torchrun: that of the smallest program
-    on           "threads": rank threads; "gloo": real processes, which find the functions by their modules and names
+    on           "threads": rank threads; "lockstep": one control flow for all ranks, where their program does not branch;
+                 "gloo", "nccl": real processes, which find the functions by their modules and names
 
     Watched are the inputs and outputs of every module, the gradients of outputs and of parameters, the loss, and the
     parameters before and after each step.  For each the layout on the mesh is searched under which the ranks' tensors
@@ -83,7 +86,7 @@ def compare(
     if _takes_arguments(build):
         return compare_functions(build, parallelize, batch, mesh=mesh, loss=loss, seed=seed, on=on, script=script)
     axes = programs.batch_axes_of(mesh) if batch_axes is None else tuple(batch_axes)
-    _check(mesh, axes, steps)
+    _check(mesh, axes, steps, on)
     program = programs.TrainingProgram(build, parallelize, batch, dict(mesh), loss, optimizer, steps, axes, seed, on)
     with dropout_off():
         done = _compared(program, shrink, script, progress or _no_progress)
@@ -316,7 +319,9 @@ def _check_mesh(mesh: object) -> None:
         )
 
 
-def _check(mesh: Mapping[str, int], axes: Sequence[str], steps: int) -> None:
+def _check(mesh: Mapping[str, int], axes: Sequence[str], steps: int, on: str) -> None:
+    if on not in WAYS:
+        raise NotComparable(f"{on!r} is no way to run", "on", f"Pass one of {', '.join(WAYS)}.")
     unknown = [axis for axis in axes if axis not in mesh]
     if unknown:
         raise NotComparable(

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,7 @@ from localtensor.testing.compare.watch import (
     declared_dtype,
 )
 from localtensor.testing.compare_dropout import drawing, dropout_off
+from localtensor.testing.compare_lockstep import REMEDY, LockstepWatch, in_lockstep
 from localtensor.testing.compare_tolerance import Settled
 
 DATA_AXES = ("dp", "ddp", "fsdp", "hsdp", "data", "batch", "replicate", "shard")
@@ -57,7 +58,7 @@ class TrainingProgram:
     steps: int
     batch_axes: tuple[str, ...]
     seed: int
-    on: str = "threads"
+    on: str = "threads"  # or "lockstep", "gloo", "nccl"
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -154,6 +155,10 @@ def on_ranks(
         if program.on == "threads":  # a partial: ranks get no copies
             ran = run(partial(_trained_rank, *given, pool, settled), leftovers="ignore", **options)
             return ran.values, ran.calls
+        if program.on == "lockstep" and region is None:
+            return _run_in_lockstep(program, start, pool, settled), ()
+        if program.on == "lockstep":  # the ops of each rank are recorded where each rank has its own
+            return on_ranks(replace(program, on="threads"), start, region)
         check_sendable(program)
         values = run(rank_process, *given, on=program.on, **options).values
         return tuple(watch for watch, _ in values), [call for _, calls in values for call in calls]
@@ -161,6 +166,26 @@ def on_ranks(
         if isinstance(fault.__cause__, NotComparable):  # each rank has found the same
             raise fault.__cause__ from None
         raise
+
+
+def _run_in_lockstep(
+    program: TrainingProgram, start: Start, pool: dict[Key, list[Tensor]], settled: Settled | None
+) -> tuple[Watch, ...]:
+    """The parallel run in one control flow; the watch of each rank."""
+    kept = [None if settled is None else settled.of_rank(rank) for rank in range(program.ranks)]
+    watch = LockstepWatch(ranks=tuple(Watch(pool=pool, kept=one) for one in kept))
+
+    def run_all(watch: LockstepWatch, parts: Callable[..., Any]) -> None:
+        with _seeded(program.seed):
+            _, model, optimizer, pipeline = _made_parallel(program, start.model.state_dict())
+            if pipeline is not None:
+                raise NotComparable("a pipeline schedule, whose ranks do different things", "parallelize", REMEDY)
+            watch.declared = declared_dtype(model)
+            batches = [parts(partial(part_of, program, batch)) for batch in start.batches]
+            _train(program, model, optimizer, batches, watch)
+
+    in_lockstep(program.sizes, tuple(program.mesh), run_all, watch)
+    return watch.by_rank()
 
 
 def rank_process(
@@ -188,18 +213,9 @@ def _trained_rank(
     program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None,
     pool: dict[Key, list[Tensor]], settled: Settled | None = None,
 ) -> Watch:  # fmt: skip
-    from torch.distributed.device_mesh import init_device_mesh
-
-    mesh = init_device_mesh("cpu", program.sizes, mesh_dim_names=tuple(program.mesh))
-    model = program.build()
-    _load(model, state)
     lines = SetupLines()
     with lines.watched() if region is not None else nullcontext():
-        made = program.parallelize(model, mesh)
-        _check_made(made)
-        pipeline = pipeline_of(made)
-        model = Stages(pipeline.stages) if pipeline is not None else made if isinstance(made, nn.Module) else model
-        optimizer = _optimizer_of(program, model)
+        mesh, model, optimizer, pipeline = _made_parallel(program, state)
     coordinates = dict(zip(program.mesh, mesh.get_coordinate() or (), strict=True))
     setup = lines.by_name(model, plain_name)
     watch = Watch(region=region, declared=declared_dtype(model), setup=setup, pool=pool)
@@ -208,6 +224,22 @@ def _trained_rank(
         pipeline.watch(watch)
     _train(program, model, optimizer, [part_of(program, batch, coordinates) for batch in batches], watch, pipeline)
     return reassembled(watch.finished())
+
+
+def _made_parallel(
+    program: TrainingProgram, state: Mapping[str, Tensor]
+) -> tuple[Any, nn.Module, torch.optim.Optimizer | None, Pipeline | None]:
+    """The mesh, the parallel model with the one device's parameters, its optimizer, and the pipeline if it is one."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", program.sizes, mesh_dim_names=tuple(program.mesh))
+    model = program.build()
+    _load(model, state)
+    made = program.parallelize(model, mesh)
+    _check_made(made)
+    pipeline = pipeline_of(made)
+    model = Stages(pipeline.stages) if pipeline is not None else made if isinstance(made, nn.Module) else model
+    return mesh, model, _optimizer_of(program, model), pipeline
 
 
 def collective_lines(mesh: Mapping[str, int], calls: Sequence[Call]) -> tuple[str, ...]:

@@ -162,8 +162,10 @@ class Watch:
         local = value.detach()
         local = local.to_local() if isinstance(local, DTensor) else local
         local = local.wait() if hasattr(local, "wait") else local
-        if local.layout != torch.strided:
-            return
+        if local.layout == torch.strided:
+            self._keep_local(key, local, placements, place)
+
+    def _keep_local(self, key: Key, local: Tensor, placements: tuple[Any, ...] | None, place: Place | None) -> None:
         if self.sink is not None:
             self.sink(key, local)
             return
@@ -203,9 +205,12 @@ class Watch:
         leaf = self._drops[self.step, name, call]
         self._drops[self.step, name, call] += 1
         self.add(DROPOUT, name, x, call, leaf, drawn.place)
-        if (one := self.seen.get(key := Key(self.step, DROPOUT, name, call, leaf))) is not None:
-            self.seen[key] = replace(one, drawn=replace(drawn, function="") if only_drops else drawn)
+        self._attach(Key(self.step, DROPOUT, name, call, leaf), replace(drawn, function="") if only_drops else drawn)
         return True
+
+    def _attach(self, key: Key, drawn: Drawn) -> None:
+        if (one := self.seen.get(key)) is not None:
+            self.seen[key] = replace(one, drawn=drawn)
 
     def now(self) -> str:
         """The phase; a pipeline goes backward with one micro-batch while another is still to come."""
