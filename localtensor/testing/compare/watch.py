@@ -41,6 +41,8 @@ FORWARD, BACKWARD, UPDATE, AT_THE_START = "forward", "backward", "update", "star
 """The phases of a step: `UPDATE` is the optimizer's."""
 GRADIENT_OF_OUTPUT = "gradient of the output"
 DROPOUT = "dropout"
+OF_MODULES = ("input", "output", GRADIENT_OF_OUTPUT, DROPOUT)
+"""What is of a module's call."""
 AFTER = "parameter after the step"
 IN_STEP = "gradient in the step"
 """The gradient as the optimizer applies it: what a program does to it before, as clipping, is done."""

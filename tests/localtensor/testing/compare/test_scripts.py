@@ -237,6 +237,62 @@ def test_what_cannot_be_compared_is_said_in_one_sentence(script, text, problem):
     assert "\n" not in str(refused.value)
 
 
+ROWS = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.places, self.head = nn.Embedding(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(x + self.places(torch.arange(4).expand(len(x), 4)))
+
+
+model = Model()
+if "nan" in sys.argv:
+    model.head.weight.data.fill_(torch.nan)
+model = DistributedDataParallel(model)
+batch = torch.randn(16 if "larger" in sys.argv and ranks == 4 else 8, 4, 8)
+if "dies" in sys.argv and rank == 1:
+    raise ValueError("lost")
+model(batch.chunk(ranks)[rank]).square().mean().backward()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("values", ["", "nan"])
+def test_rows_that_are_equal_on_the_ranks_of_a_reference_are_no_whole(script, values):
+    done = compare_scripts(script(ROWS, values, ranks=2), script(ROWS, values, ranks=4))
+    assert done.divergence is None
+    assert "parts" in done.not_compared["output of places, step 0"] and len(done.layouts) >= 4
+    assert any("NaN or infinity in both" in note for note in done.notes) == bool(values)
+
+
+def test_batches_of_two_configurations_that_have_other_sizes_are_noted(script):
+    done = compare_scripts(script(ROWS, "larger", ranks=2), script(ROWS, "larger", ranks=4))
+    said = "the batches have different sizes: 16 different rows on the ranks, and 8 on train.py -n 2"
+    assert done.divergence is not None and any(note.startswith(said[:-14]) for note in done.notes)
+    assert not any("sizes" in note for note in compare_scripts(script(ROWS, ranks=2), script(ROWS, ranks=4)).notes)
+
+
+def test_a_rank_thread_that_dies_is_one_sentence(script):
+    with pytest.raises(NotComparable) as refused:
+        compare_scripts(script(ROWS), script(ROWS, "dies", ranks=2))
+    said = str(refused.value)
+    assert "-n 2: rank 1: ValueError: lost at train.py:28 in <module>: so there is nothing to compare with." in said
+    assert "\n" not in said and "RankRaised" not in said
+
+
 def test_real_processes_give_the_report_of_rank_threads(script):
     both = script(TENSOR_PARALLEL), script(TENSOR_PARALLEL, "no_sum", ranks=2)
     threads, gloo = (compare_scripts(*(replace(one, on=on) for one in both)) for on in ("threads", "gloo"))
