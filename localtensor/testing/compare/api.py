@@ -16,7 +16,13 @@ from torch.utils._pytree import tree_leaves
 
 from localtensor.errors import Diverged, NotComparable, WrongType
 from localtensor.testing.compare import programs
-from localtensor.testing.compare.comparison import Comparison, comparison_of, has_evidence, notes_of_values
+from localtensor.testing.compare.comparison import (
+    Comparison,
+    collective_lines,
+    comparison_of,
+    has_evidence,
+    notes_of_values,
+)
 from localtensor.testing.compare.divergence import ONE_DEVICE, Divergence, Findings, Sides, first_divergence
 from localtensor.testing.compare.names import NameMap, find_names
 from localtensor.testing.compare.suspects import CloserLook, closer_look
@@ -87,6 +93,8 @@ def compare(
         return compare_functions(build, parallelize, batch, mesh=mesh, loss=loss, seed=seed, on=on, script=script)
     axes = programs.batch_axes_of(mesh) if batch_axes is None else tuple(batch_axes)
     _check(mesh, axes, steps, on)
+    if script is not None and not Path(script).absolute().parent.is_dir():
+        raise NotComparable(f"{script} lies in no folder that exists", "script", "Make the folder first.")
     program = programs.TrainingProgram(build, parallelize, batch, dict(mesh), loss, optimizer, steps, axes, seed, on)
     with dropout_off():
         done = _compared(program, shrink, script, progress or _no_progress)
@@ -244,7 +252,7 @@ def _run_both(
     sides = Sides(reference, slacks.found, ranks, program.mesh, program.batch_axes, settled=settled.layouts)
     names = find_names(sides)
     sides = sides if names is None else names.applied(sides)
-    return sides, programs.collective_lines(program.mesh, calls), names
+    return sides, collective_lines(program.mesh, calls), names
 
 
 def _divergence_of(program: programs.TrainingProgram) -> Divergence | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -177,7 +176,8 @@ def _run_in_lockstep(
 
     def run_all(watch: LockstepWatch, parts: Callable[..., Any]) -> None:
         with _seeded(program.seed):
-            _, model, optimizer, pipeline = _made_parallel(program, start.model.state_dict())
+            model, mesh = _built(program, start.model.state_dict())
+            model, optimizer, pipeline = _made_parallel(program, model, mesh)
             if pipeline is not None:
                 raise NotComparable("a pipeline schedule, whose ranks do different things", "parallelize", REMEDY)
             watch.declared = declared_dtype(model)
@@ -213,9 +213,9 @@ def _trained_rank(
     program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None,
     pool: dict[Key, list[Tensor]], settled: Settled | None = None,
 ) -> Watch:  # fmt: skip
-    lines = SetupLines()
+    lines, (model, mesh) = SetupLines(), _built(program, state)
     with lines.watched() if region is not None else nullcontext():
-        mesh, model, optimizer, pipeline = _made_parallel(program, state)
+        model, optimizer, pipeline = _made_parallel(program, model, mesh)
     coordinates = dict(zip(program.mesh, mesh.get_coordinate() or (), strict=True))
     setup = lines.by_name(model, plain_name)
     watch = Watch(region=region, declared=declared_dtype(model), setup=setup, pool=pool)
@@ -226,40 +226,25 @@ def _trained_rank(
     return reassembled(watch.finished())
 
 
-def _made_parallel(
-    program: TrainingProgram, state: Mapping[str, Tensor]
-) -> tuple[Any, nn.Module, torch.optim.Optimizer | None, Pipeline | None]:
-    """The mesh, the parallel model with the one device's parameters, its optimizer, and the pipeline if it is one."""
+def _built(program: TrainingProgram, state: Mapping[str, Tensor]) -> tuple[nn.Module, Any]:
+    """The model with the one device's parameters, and the mesh."""
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", program.sizes, mesh_dim_names=tuple(program.mesh))
     model = program.build()
     _load(model, state)
+    return model, mesh
+
+
+def _made_parallel(
+    program: TrainingProgram, model: nn.Module, mesh: Any
+) -> tuple[nn.Module, torch.optim.Optimizer | None, Pipeline | None]:
+    """The parallel model, its optimizer, and the pipeline if it is one."""
     made = program.parallelize(model, mesh)
     _check_made(made)
     pipeline = pipeline_of(made)
     model = Stages(pipeline.stages) if pipeline is not None else made if isinstance(made, nn.Module) else model
-    return mesh, model, _optimizer_of(program, model), pipeline
-
-
-def collective_lines(mesh: Mapping[str, int], calls: Sequence[Call]) -> tuple[str, ...]:
-    """The collectives of the first rank by the user's line, in the order of their first call.
-
-    >>> from localtensor._util.events import Place
-    >>> call = Call(0, "all_reduce", "1", (0, 2), 0, op="sum", place=Place("train.py", 31, "step"))
-    >>> collective_lines({"dp": 2, "tp": 2}, [call, call])
-    ('all_reduce sum over dp, train.py:31 in step, 2 times',)
-    """
-    sizes = tuple(mesh.values())
-    ranks = torch.arange(torch.Size(sizes).numel()).reshape(sizes)
-    axes = {tuple(ranks.movedim(i, 0).reshape(sizes[i], -1)[:, 0].tolist()): name for i, name in enumerate(mesh)}
-    seen = Counter(
-        (call.kind, call.op, call.group, call.place) for call in calls if call.rank == 0 and call.place is not None
-    )
-    return tuple(
-        f"{kind}{f' {op}' if op else ''} over {axes.get(group, f'ranks {group}')}, {place}{f', {n} times' if n > 1 else ''}"
-        for (kind, op, group, place), n in seen.items()
-    )
+    return model, _optimizer_of(program, model), pipeline
 
 
 def part_of(program: TrainingProgram, batch: Any, coordinates: Mapping[str, int]) -> Any:

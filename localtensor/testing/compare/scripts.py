@@ -17,7 +17,13 @@ from localtensor.processes.pool import run_once_in_processes
 from localtensor.runner.torchrun import USAGE, Observer, TorchrunOptions, run_script
 from localtensor.testing.compare import programs
 from localtensor.testing.compare.api import check_repeated
-from localtensor.testing.compare.comparison import Comparison, comparison_of, has_evidence, notes_of_values
+from localtensor.testing.compare.comparison import (
+    Comparison,
+    collective_lines,
+    comparison_of,
+    has_evidence,
+    notes_of_values,
+)
 from localtensor.testing.compare.divergence import Divergence, Findings, Sides, first_divergence
 from localtensor.testing.compare.find_layout import MeshLayout, assemble_layout, find_layout, layout_of_placements
 from localtensor.testing.compare.names import NameMap, find_names
@@ -121,7 +127,7 @@ def _judge(scripts: _Scripts) -> tuple[Sides, Findings]:
         scripts.notes.append(scripts.names.note())
     sides = replace(sides, batch_axes=_batch_axes(sides))
     _leave_out_losses(scripts, sides)
-    scripts.calls = programs.collective_lines(scripts.axes, ran.calls)
+    scripts.calls = collective_lines(scripts.axes, ran.calls)
     findings = first_divergence(sides)
     findings.not_compared.update(scripts.not_compared)
     scripts.notes += notes_of_values(sides, findings)
