@@ -177,7 +177,7 @@ def _run_in_lockstep(
     def run_all(watch: LockstepWatch, parts: Callable[..., Any]) -> None:
         with _seeded(program.seed):
             model, mesh = _built(program, start.model.state_dict())
-            model, optimizer, pipeline = _made_parallel(program, model, mesh)
+            model, optimizer, pipeline = _parallelized(program, model, mesh)
             if pipeline is not None:
                 raise NotComparable("a pipeline schedule, whose ranks do different things", "parallelize", REMEDY)
             watch.declared = declared_dtype(model)
@@ -215,7 +215,7 @@ def _trained_rank(
 ) -> Watch:  # fmt: skip
     lines, (model, mesh) = SetupLines(), _built(program, state)
     with lines.watched() if region is not None else nullcontext():
-        model, optimizer, pipeline = _made_parallel(program, model, mesh)
+        model, optimizer, pipeline = _parallelized(program, model, mesh)
     coordinates = dict(zip(program.mesh, mesh.get_coordinate() or (), strict=True))
     setup = lines.by_name(model, plain_name)
     watch = Watch(region=region, declared=declared_dtype(model), setup=setup, pool=pool)
@@ -236,7 +236,7 @@ def _built(program: TrainingProgram, state: Mapping[str, Tensor]) -> tuple[nn.Mo
     return model, mesh
 
 
-def _made_parallel(
+def _parallelized(
     program: TrainingProgram, model: nn.Module, mesh: Any
 ) -> tuple[nn.Module, torch.optim.Optimizer | None, Pipeline | None]:
     """The parallel model, its optimizer, and the pipeline if it is one."""

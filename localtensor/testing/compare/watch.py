@@ -258,9 +258,10 @@ class Watch:
         return found[0]
 
     def _hooks(self, name: str, module: nn.Module) -> tuple[Any, list[Any]]:
-        if type(module) in _transparent():
+        if type(module) in _transparent() or (
+            name and type(module) is nn.Identity
+        ):  # which stages have for what others have
             return None, []
-
         takes, gives = self.edges.get(id(module), (True, True))
         if not takes and not gives:
             return None, []

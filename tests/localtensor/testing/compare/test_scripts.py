@@ -11,9 +11,10 @@ from torch import nn
 import localtensor as lt
 from localtensor.errors import NotComparable
 from localtensor.runner.torchrun import TorchrunOptions
+from localtensor.testing.compare.divergence import Sides
 from localtensor.testing.compare.script_watch import ScriptWatch
-from localtensor.testing.compare.scripts import compare_scripts
-from localtensor.testing.compare.watch import Key, Watch
+from localtensor.testing.compare.scripts import _batch_axes, compare_scripts
+from localtensor.testing.compare.watch import Key, Observation, Watch
 
 TENSOR_PARALLEL = """
 import sys
@@ -148,6 +149,7 @@ def test_a_missing_all_reduce_is_named_with_its_line(script):
         and "all_reduce over ranks is missing" in found.what
     )
     assert found.place is not None and found.place.file.endswith("train.py") and "train.py -n 1" in str(done)
+    assert done.calls and done.calls[0].startswith("mm, train.py:")  # of the parallel script, run once more
     written = json.loads(json.dumps(done.as_json()))
     assert not written["equal"] and written["divergence"]["name"] == "down" and "one device" not in json.dumps(written)
 
@@ -339,6 +341,15 @@ def test_other_batches_are_noted(script):
     """
     done = compare_scripts(script(text), script(text, ranks=2))
     assert done.divergence.key.kind == "input" and any("global batches differ" in note for note in done.notes)
+
+
+@pytest.mark.parametrize(
+    ("held", "axes"), [(lambda x: x.chunk(2), ("ranks",)), (lambda x: x.chunk(2, 1), ()), (lambda x: [x, x], ())]
+)
+def test_the_axes_of_the_batch_are_those_that_cut_the_rows_of_the_first_argument(held, axes):
+    x, key = torch.randn(4, 6), Key(0, "input", "")
+    ranks = tuple(Watch(seen={key: Observation(one)}) for one in held(x))
+    assert _batch_axes(Sides(Watch(seen={key: Observation(x)}), {}, ranks, {"ranks": 2}, ())) == axes
 
 
 def test_the_groups_of_a_rank_are_where_we_look():
