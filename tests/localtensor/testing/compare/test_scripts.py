@@ -197,12 +197,13 @@ model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 model = fully_shard(model) if "fsdp" in sys.argv else DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(2):
-    for turn, rows in enumerate(torch.randn(8, 4).chunk(2)):
-        last = turn == 1 and "never" not in sys.argv
+    turns = 1 if "once" in sys.argv else 2
+    for turn, rows in enumerate(torch.randn(8, 4).chunk(turns)):
+        last = turn == turns - 1 and "never" not in sys.argv
         if "fsdp" in sys.argv:
             model.set_requires_gradient_sync(last)
         with model.no_sync() if "fsdp" not in sys.argv and not last else nullcontext():
-            (model(rows.chunk(size)[rank]).square().mean() / 2).backward()
+            (model(rows.chunk(size)[rank]).square().mean() / turns).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     optimizer.step()
     optimizer.zero_grad()
@@ -216,6 +217,12 @@ def test_gradients_that_are_accumulated_without_communication_are_right(script, 
     assert done.divergence is None and done.layouts["gradient in the step of 0.weight, step 1"] == (
         "S(0)" if kind == "fsdp" else "R"
     )
+
+
+def test_losses_of_another_number_of_backward_passes_are_not_compared(script):
+    done = compare_scripts(script(ACCUMULATED, "ddp", "once"), script(ACCUMULATED, "ddp", ranks=2))
+    assert done.divergence is None and done.layouts["gradient in the step of 0.weight, step 1"] == "R"
+    assert "several backward passes in a step" in done.not_compared["the loss, step 0"]
 
 
 def test_gradients_that_are_never_reduced_are_told(script):
