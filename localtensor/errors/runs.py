@@ -292,7 +292,7 @@ class WaitsAlone(base.Refusal, call="explore", argument="program"):
 
 MOST_IN_SENTENCE = 4  # values; more of them have a line each
 LONGEST_SOURCE = 100  # characters of the source line
-_OWN_FLOW = "Run the function by localtensor.run(fn, ranks=...), where each rank has a control flow of its own"
+OWN_FLOW = "Run the function by localtensor.run(fn, ranks=...), where each rank has a control flow of its own"
 _WITHOUT_BRANCH = "by torch.where, or by torch.sym_max, sym_min or sym_ite for ints"
 
 
@@ -311,7 +311,7 @@ class RanksDiverge(base.Refusal):
         shown = f"{len(kinds)} values on {base.rank_names(facts)}" if many else base.facts_by_rank(facts)
         problem = f"all ranks share one control flow, and it needs one value{base.place_suffix(place)}"
         problem += f", `{source}`" if source else ""
-        remedy = f"{_OWN_FLOW}, or choose without a branch: {_WITHOUT_BRANCH}."
+        remedy = f"{OWN_FLOW}, or choose without a branch: {_WITHOUT_BRANCH}."
         lines = base.merge_equal_lines(facts.items()) if many else []
         super().__init__(call, what or "value", shown, problem, "\n".join([remedy, *lines]))
 
@@ -359,7 +359,7 @@ class NotHeld(base.Refusal):
 class NotInLockstep(base.Refusal, call="LocalTensorMode", argument="ranks in lockstep"):
     """Something that one control flow for all ranks cannot do; `why` is a clause."""
 
-    REMEDY = f"{_OWN_FLOW}."
+    REMEDY = f"{OWN_FLOW}."
 
 
 class NotTraceable(base.Refusal):

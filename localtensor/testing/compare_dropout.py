@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Partial
 from localtensor._util.call_sites import place_of_frame
 from localtensor._util.events import Place
 from localtensor._util.patching import replaced
+from localtensor.errors.runs import RanksDiverge
 
 LEAST_TELLING = 64
 """Elements from which on equal masks are no accident."""
@@ -61,12 +62,20 @@ class Draws:
         before = torch.get_rng_state()
         drawn = Drawn(function, p, _kept(x, p, shape, original), place_of_frame(sys._getframe(2)))
         if self.add(x, drawn):  # checkpointing sets the generator back for what it computes again
-            self.others = self.others or not torch.equal(before, self._state)
+            self.others = self.others or _differ(before, self._state)
             self._state = torch.get_rng_state()
 
     def finish(self) -> None:
         """Looks whether other numbers were drawn at last."""
-        self.others = self.others or not torch.equal(torch.get_rng_state(), self._state)
+        self.others = self.others or _differ(torch.get_rng_state(), self._state)
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    """Whether two states of a generator differ; in lockstep, on any rank."""
+    try:
+        return not torch.equal(one, other)
+    except RanksDiverge:
+        return True
 
 
 def _kept(x: Tensor, p: float, shape: Sequence[int], original: Callable[..., Tensor]) -> Tensor | None:

@@ -111,17 +111,28 @@ def _attempts(best: Smaller, start: programs.Start, found: Divergence) -> Iterat
     if stacks and not isinstance(program.build, _Shortened):
         yield _with(best, f"1 layer of {max(stacks)}", build=_Shortened(program.build))
     tensors = [x for x in tree_leaves(start.batches[:1]) if isinstance(x, Tensor)]
-    for dim, what, least in ((0, "rows", program.parts), (1, "places of each row", 1)):
+    for dim, what, least in ((0, "row", program.parts), (1, "place", 1)):
         for length in sorted({x.shape[dim] for x in tensors if x.dim() > dim}):
             half = max(least, length // 2)
             if half < length:
-                yield _with(best, f"{half} {what}", batch=_Narrowed(program.batch, dim, length, half))
+                of = " of each row" if dim else ""
+                yield _with(
+                    best, f"{half} {what}{'s' * (half > 1)}{of}", batch=_Narrowed(program.batch, dim, length, half)
+                )
 
 
 def _with(best: Smaller, words: str, **changes: Any) -> Smaller:
-    kind = words.lstrip("0123456789").partition("=")[0]
-    kept = [one for one in best.words if one.lstrip("0123456789").partition("=")[0] != kind]
+    kept = [one for one in best.words if _kind_of(one) != _kind_of(words)]
     return Smaller(replace(best.program, **changes), (*kept, words))
+
+
+def _kind_of(words: str) -> str:
+    """What is smaller, without the number.
+
+    >>> _kind_of("8 rows") == _kind_of("1 row"), _kind_of("dp=2")
+    (True, 'dp')
+    """
+    return words.lstrip("0123456789 ").partition("=")[0].partition(" ")[0].removesuffix("s")
 
 
 def _is_stack(module: nn.ModuleList | nn.Sequential) -> bool:

@@ -16,7 +16,13 @@ from torch.utils._pytree import tree_leaves
 
 from localtensor.errors import Diverged, NotComparable, WrongType
 from localtensor.testing.compare import programs
-from localtensor.testing.compare.comparison import Comparison, comparison_of, has_evidence, notes_of_values
+from localtensor.testing.compare.comparison import (
+    Comparison,
+    collective_lines,
+    comparison_of,
+    has_evidence,
+    notes_of_values,
+)
 from localtensor.testing.compare.divergence import ALL_MOVE, ONE_DEVICE, Divergence, Findings, Sides, first_divergence
 from localtensor.testing.compare.names import NameMap, find_names
 from localtensor.testing.compare.suspects import CloserLook, closer_look
@@ -27,6 +33,7 @@ from localtensor.testing.compare_shrink import Smaller, smallest
 from localtensor.testing.compare_tolerance import Repeated, Settled, Slacks, free_what_is_left
 
 STEEP = "Compare where rounding does not decide: in float64, or before the function that is so steep."
+WAYS = ("threads", "lockstep", "gloo", "nccl")
 
 
 def compare(
@@ -61,7 +68,8 @@ def compare(
     shrink       whether a divergence is also looked for in smaller programs, for a minute at most; the report names the smallest
     progress     called with the name of each run before it starts
     script       a file for a script of plain torch that shows the divergence under torchrun: that of the smallest program
-    on           "threads": rank threads; "gloo": real processes, which find the functions by their modules and names
+    on           "threads": rank threads; "lockstep": one control flow for all ranks, where their program does not branch;
+                 "gloo", "nccl": real processes, which find the functions by their modules and names
 
     Watched are the inputs and outputs of every module, the gradients of outputs and of parameters, the loss, and the
     parameters before and after each step.  For each the layout on the mesh is searched under which the ranks' tensors
@@ -85,7 +93,9 @@ def compare(
     if _takes_arguments(build):
         return compare_functions(build, parallelize, batch, mesh=mesh, loss=loss, seed=seed, on=on, script=script)
     axes = programs.batch_axes_of(mesh) if batch_axes is None else tuple(batch_axes)
-    _check(mesh, axes, steps)
+    _check(mesh, axes, steps, on)
+    if script is not None and not Path(script).absolute().parent.is_dir():
+        raise NotComparable(f"{script} lies in no folder that exists", "script", "Make the folder first.")
     program = programs.TrainingProgram(build, parallelize, batch, dict(mesh), loss, optimizer, steps, axes, seed, on)
     with dropout_off():
         done = _compared(program, shrink, script, progress or _no_progress)
@@ -246,7 +256,7 @@ def _run_both(
     sides = Sides(reference, slacks.found, ranks, program.mesh, program.batch_axes, settled=settled.layouts)
     names = find_names(sides)
     sides = sides if names is None else names.applied(sides)
-    return sides, programs.collective_lines(program.mesh, calls), names
+    return sides, collective_lines(program.mesh, calls), names
 
 
 def _divergence_of(program: programs.TrainingProgram) -> Divergence | None:
@@ -321,7 +331,9 @@ def _check_mesh(mesh: object) -> None:
         )
 
 
-def _check(mesh: Mapping[str, int], axes: Sequence[str], steps: int) -> None:
+def _check(mesh: Mapping[str, int], axes: Sequence[str], steps: int, on: str) -> None:
+    if on not in WAYS:
+        raise NotComparable(f"{on!r} is no way to run", "on", f"Pass one of {', '.join(WAYS)}.")
     unknown = [axis for axis in axes if axis not in mesh]
     if unknown:
         raise NotComparable(

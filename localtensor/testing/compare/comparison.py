@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from localtensor._util.events import Call
 from localtensor._util.html_page import render_page
 from localtensor.testing.compare.divergence import ONE_DEVICE, Divergence, Findings, Sides
 from localtensor.testing.compare.find_layout import layout_of_placements
@@ -210,6 +213,26 @@ def comparison_of(
     before = "" if look is None else look.collective
     return Comparison(
         dict(sides.mesh), tuple(values), found, calls, setup, tuple(collectives), tuple(notes), sides.name, before
+    )
+
+
+def collective_lines(mesh: Mapping[str, int], calls: Sequence[Call]) -> tuple[str, ...]:
+    """The collectives of the first rank by the user's line, in the order of their first call.
+
+    >>> from localtensor._util.events import Place
+    >>> call = Call(0, "all_reduce", "1", (0, 2), 0, op="sum", place=Place("train.py", 31, "step"))
+    >>> collective_lines({"dp": 2, "tp": 2}, [call, call])
+    ('all_reduce sum over dp, train.py:31 in step, 2 times',)
+    """
+    sizes = tuple(mesh.values())
+    ranks = torch.arange(torch.Size(sizes).numel()).reshape(sizes)
+    axes = {tuple(ranks.movedim(i, 0).reshape(sizes[i], -1)[:, 0].tolist()): name for i, name in enumerate(mesh)}
+    seen = Counter(
+        (call.kind, call.op, call.group, call.place) for call in calls if call.rank == 0 and call.place is not None
+    )
+    return tuple(
+        f"{kind}{f' {op}' if op else ''} over {axes.get(group, f'ranks {group}')}, {place}{f', {n} times' if n > 1 else ''}"
+        for (kind, op, group, place), n in seen.items()
     )
 
 

@@ -27,7 +27,16 @@ from localtensor.testing.compare.find_layout import (
     layout_of_placements,
     values_text,
 )
-from localtensor.testing.compare.watch import AFTER, DROPOUT, GRADIENT_OF_OUTPUT, IN_STEP, Key, Observation, Watch
+from localtensor.testing.compare.watch import (
+    AFTER,
+    DROPOUT,
+    GRADIENT_OF_OUTPUT,
+    IN_STEP,
+    OF_MODULES,
+    Key,
+    Observation,
+    Watch,
+)
 from localtensor.testing.compare_dropout import drawn_again, drops_otherwise
 from localtensor.testing.compare_tolerance import parts_of_whole
 
@@ -115,7 +124,7 @@ class Sides:
     def calls(self, key: Key) -> tuple[int, int]:
         """How often the module was called in this step, on one device and on a rank."""
         counts = self.reference.calls[key.step, key.name], self.ranks[0].calls[key.step, key.name]
-        return counts if key.kind in ("input", "output", GRADIENT_OF_OUTPUT, DROPOUT) else (0, 0)
+        return counts if key.kind in OF_MODULES else (0, 0)
 
     def slack(self, key: Key) -> Tensor:
         """How far a right value may be from the one device's: measured."""

@@ -68,7 +68,18 @@ def explanations(
     if all(one is not None for one in slices):
         yield windows_text([one for one in slices if one is not None])
     yield from _other_order(sides, held, want, slack)
+    yield from _unmatched(sides)
     yield WRONG_VALUES
+
+
+def _unmatched(sides: Sides) -> Iterator[str]:
+    """No parameter of the reference is on any rank, which have others."""
+    mine, theirs = (
+        {key.name for one in some for key in one.seen if key.kind == "parameter"}
+        for some in ([sides.reference], [*sides.ranks, *sides.others])
+    )
+    if mine and theirs and not mine & theirs:
+        yield f"the parameters cannot be matched: the ranks have none of {sides.name}, by name or by value"
 
 
 def _other_sizes(sides: Sides, key: Key, held: Sequence[Tensor], want: Tensor) -> Iterator[str]:
@@ -226,10 +237,10 @@ def _multiple(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tensor)
     if not want.is_floating_point() or not bool(want.any()):
         return
     for number in range(2, MOST_TIMES + 1):
-        if find_layout([x / number for x in held], sides.sizes, want, slack) is not None:
-            yield f"it is {number} times too large"
-        if find_layout([x * number for x in held], sides.sizes, want, slack) is not None:
-            yield f"it is {number} times too small"
+        for factor, how in ((1 / number, "large"), (number, "small")):
+            layout = find_layout([x * factor for x in held], sides.sizes, want, slack)
+            if layout is not None and not equal_along(sides, held, layout.pending):  # equal ones are no parts of a sum
+                yield f"it is {number} times too {how}"
 
 
 def windows(x: Tensor, want: Tensor, slack: Tensor, dims: Sequence[int]) -> tuple[int, int, int] | None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from localtensor.testing.compare.watch import DROPOUT, GRADIENT_OF_OUTPUT, Key, Observation, Watch
+from localtensor.testing.compare.watch import OF_MODULES, Key, Observation, Watch
 
 
 class Stages(nn.Module):
@@ -99,7 +99,7 @@ def reassembled(watch: Watch) -> Watch:
         many[key[:3]] = max(many[key[:3]], key.call + 1)
     for key, one in watch.seen.items():
         alone, probes = _calls_and_probes(many[key[:3]], count)
-        if key.kind not in ("input", "output", GRADIENT_OF_OUTPUT, DROPOUT) or alone == many[key[:3]]:
+        if key.kind not in OF_MODULES or alone == many[key[:3]]:
             seen[key] = one
         elif key.call < alone + probes and key.call >= probes:
             call = key.call - probes

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -38,6 +37,7 @@ from localtensor.testing.compare.watch import (
     declared_dtype,
 )
 from localtensor.testing.compare_dropout import drawing, dropout_off
+from localtensor.testing.compare_lockstep import REMEDY, LockstepWatch, in_lockstep
 from localtensor.testing.compare_tolerance import Settled
 
 DATA_AXES = ("dp", "ddp", "fsdp", "hsdp", "data", "batch", "replicate", "shard")
@@ -57,7 +57,7 @@ class TrainingProgram:
     steps: int
     batch_axes: tuple[str, ...]
     seed: int
-    on: str = "threads"
+    on: str = "threads"  # or "lockstep", "gloo", "nccl"
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -154,6 +154,10 @@ def on_ranks(
         if program.on == "threads":  # a partial: ranks get no copies
             ran = run(partial(_trained_rank, *given, pool, settled), leftovers="ignore", **options)
             return ran.values, ran.calls
+        if program.on == "lockstep" and region is None:
+            return _run_in_lockstep(program, start, pool, settled), ()
+        if program.on == "lockstep":  # the ops of each rank are recorded where each rank has its own
+            return on_ranks(replace(program, on="threads"), start, region)
         check_sendable(program)
         values = run(rank_process, *given, on=program.on, **options).values
         return tuple(watch for watch, _ in values), [call for _, calls in values for call in calls]
@@ -161,6 +165,27 @@ def on_ranks(
         if isinstance(fault.__cause__, NotComparable):  # each rank has found the same
             raise fault.__cause__ from None
         raise
+
+
+def _run_in_lockstep(
+    program: TrainingProgram, start: Start, pool: dict[Key, list[Tensor]], settled: Settled | None
+) -> tuple[Watch, ...]:
+    """The parallel run in one control flow; the watch of each rank."""
+    kept = [None if settled is None else settled.of_rank(rank) for rank in range(program.ranks)]
+    watch = LockstepWatch(ranks=tuple(Watch(pool=pool, kept=one) for one in kept))
+
+    def run_all(watch: LockstepWatch, parts: Callable[..., Any]) -> None:
+        with _seeded(program.seed):
+            model, mesh = _built(program, start.model.state_dict())
+            model, optimizer, pipeline = _parallelized(program, model, mesh)
+            if pipeline is not None:
+                raise NotComparable("a pipeline schedule, whose ranks do different things", "parallelize", REMEDY)
+            watch.declared = declared_dtype(model)
+            batches = [parts(partial(part_of, program, batch)) for batch in start.batches]
+            _train(program, model, optimizer, batches, watch)
+
+    in_lockstep(program.sizes, tuple(program.mesh), run_all, watch)
+    return watch.by_rank()
 
 
 def rank_process(
@@ -188,18 +213,9 @@ def _trained_rank(
     program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None,
     pool: dict[Key, list[Tensor]], settled: Settled | None = None,
 ) -> Watch:  # fmt: skip
-    from torch.distributed.device_mesh import init_device_mesh
-
-    mesh = init_device_mesh("cpu", program.sizes, mesh_dim_names=tuple(program.mesh))
-    model = program.build()
-    _load(model, state)
-    lines = SetupLines()
+    lines, (model, mesh) = SetupLines(), _built(program, state)
     with lines.watched() if region is not None else nullcontext():
-        made = program.parallelize(model, mesh)
-        _check_made(made)
-        pipeline = pipeline_of(made)
-        model = Stages(pipeline.stages) if pipeline is not None else made if isinstance(made, nn.Module) else model
-        optimizer = _optimizer_of(program, model)
+        model, optimizer, pipeline = _parallelized(program, model, mesh)
     coordinates = dict(zip(program.mesh, mesh.get_coordinate() or (), strict=True))
     setup = lines.by_name(model, plain_name)
     watch = Watch(region=region, declared=declared_dtype(model), setup=setup, pool=pool)
@@ -210,24 +226,25 @@ def _trained_rank(
     return reassembled(watch.finished())
 
 
-def collective_lines(mesh: Mapping[str, int], calls: Sequence[Call]) -> tuple[str, ...]:
-    """The collectives of the first rank by the user's line, in the order of their first call.
+def _built(program: TrainingProgram, state: Mapping[str, Tensor]) -> tuple[nn.Module, Any]:
+    """The model with the one device's parameters, and the mesh."""
+    from torch.distributed.device_mesh import init_device_mesh
 
-    >>> from localtensor._util.events import Place
-    >>> call = Call(0, "all_reduce", "1", (0, 2), 0, op="sum", place=Place("train.py", 31, "step"))
-    >>> collective_lines({"dp": 2, "tp": 2}, [call, call])
-    ('all_reduce sum over dp, train.py:31 in step, 2 times',)
-    """
-    sizes = tuple(mesh.values())
-    ranks = torch.arange(torch.Size(sizes).numel()).reshape(sizes)
-    axes = {tuple(ranks.movedim(i, 0).reshape(sizes[i], -1)[:, 0].tolist()): name for i, name in enumerate(mesh)}
-    seen = Counter(
-        (call.kind, call.op, call.group, call.place) for call in calls if call.rank == 0 and call.place is not None
-    )
-    return tuple(
-        f"{kind}{f' {op}' if op else ''} over {axes.get(group, f'ranks {group}')}, {place}{f', {n} times' if n > 1 else ''}"
-        for (kind, op, group, place), n in seen.items()
-    )
+    mesh = init_device_mesh("cpu", program.sizes, mesh_dim_names=tuple(program.mesh))
+    model = program.build()
+    _load(model, state)
+    return model, mesh
+
+
+def _parallelized(
+    program: TrainingProgram, model: nn.Module, mesh: Any
+) -> tuple[nn.Module, torch.optim.Optimizer | None, Pipeline | None]:
+    """The parallel model, its optimizer, and the pipeline if it is one."""
+    made = program.parallelize(model, mesh)
+    _check_made(made)
+    pipeline = pipeline_of(made)
+    model = Stages(pipeline.stages) if pipeline is not None else made if isinstance(made, nn.Module) else model
+    return model, _optimizer_of(program, model), pipeline
 
 
 def part_of(program: TrainingProgram, batch: Any, coordinates: Mapping[str, int]) -> Any:

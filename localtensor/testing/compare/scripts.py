@@ -18,7 +18,13 @@ from localtensor.processes.pool import run_once_in_processes
 from localtensor.runner.torchrun import USAGE, Observer, TorchrunOptions, run_script
 from localtensor.testing.compare import programs
 from localtensor.testing.compare.api import check_repeated
-from localtensor.testing.compare.comparison import Comparison, comparison_of, has_evidence, notes_of_values
+from localtensor.testing.compare.comparison import (
+    Comparison,
+    collective_lines,
+    comparison_of,
+    has_evidence,
+    notes_of_values,
+)
 from localtensor.testing.compare.divergence import Divergence, Findings, Sides, first_divergence
 from localtensor.testing.compare.find_layout import MeshLayout, assemble_layout, find_layout, layout_of_placements
 from localtensor.testing.compare.names import NameMap, find_names
@@ -31,13 +37,15 @@ from localtensor.testing.compare.script_watch import (
     run_as_process,
 )
 from localtensor.testing.compare.suspects import CloserLook, closer_look
-from localtensor.testing.compare.watch import Key, Observation, Region, Watch, region_of
+from localtensor.testing.compare.watch import OF_MODULES, Key, Observation, Region, Watch, region_of
 from localtensor.testing.compare_dropout import dropout_off
 from localtensor.testing.compare_tolerance import Repeated, Slacks
 
 _ERROR = re.compile(r"[A-Z]\w+: ")  # the line of an error, behind what a script prints
 IN_PARTS = "values that the ranks of the reference hold in parts"
 FEWER = "values that the reference does not have"
+RAISED = ("RankRaised: run: ", ": this is the first rank that raised")
+"""What stands around the exception of a rank, and its line, in what a run on rank threads prints."""
 OTHER_ROWS = "losses of several backward passes in a step, perhaps of other rows"
 
 
@@ -121,7 +129,7 @@ def _judge(scripts: _Scripts) -> tuple[Sides, Findings]:
         scripts.notes.append(scripts.names.note())
     sides = replace(sides, batch_axes=_batch_axes(sides))
     _leave_out_losses(scripts, sides)
-    scripts.calls = programs.collective_lines(scripts.axes, ran.calls)
+    scripts.calls = collective_lines(scripts.axes, ran.calls)
     findings = first_divergence(sides)
     findings.not_compared.update(scripts.not_compared)
     scripts.notes += notes_of_values(sides, findings)
@@ -133,6 +141,11 @@ def _judge(scripts: _Scripts) -> tuple[Sides, Findings]:
         findings.not_compared.update(dict.fromkeys(more, FEWER))
     else:
         scripts.notes += _remarks(findings)
+        rows = [_rows_of(side.ranks) for side in (whole, sides)]
+        if scripts.reference.ranks > 1 and rows[0] != rows[1]:
+            scripts.notes.append(
+                f"the batches have different sizes: {rows[1]} different rows on the ranks, and {rows[0]} on {name}"
+            )
     return sides, findings
 
 
@@ -169,11 +182,10 @@ def _run_on_threads(options: TorchrunOptions, region: Region | None, vary: Vary 
         frames = ("[", " ", "Traceback")
         errors = [line for line in said if _ERROR.match(line)]
         plain = [line for line in said if not line.startswith(frames)]
-        at = next(iter([*errors[-1:], *plain, *said[-1:]]), "it says nothing")
-        problem = (
-            at.strip().rstrip(".") if code == USAGE else f"it ended with exit code {code}: {at.strip().rstrip('.')}"
-        )
-        raise _failed(options, problem)
+        at = next(iter([*errors[-1:], *plain, *said[-1:]]), "it says nothing").strip().rstrip(".")
+        if at.startswith(RAISED[0]):
+            raise _failed(options, at.removeprefix(RAISED[0]).partition(RAISED[1])[0])
+        raise _failed(options, at if code == USAGE else f"it ended with exit code {code}: {at}")
     return _Ran([RankRecord(one.watch, one.groups) for one in watches], observer.calls)
 
 
@@ -228,17 +240,28 @@ class _Whole:
     layouts: dict[Key, MeshLayout | None] = field(default_factory=dict)
 
     def of_reference(self) -> Watch:
+        rows = {key.step: one.value.shape[0] for key, one in self.ranks[0].seen.items() if self._is_batch_in_parts(key)}
         for key, one in self.ranks[0].seen.items():
             held = [rank.seen.get(key) for rank in self.ranks]
-            values = [x.value for x in held if x is not None]
             said = layout_of_placements(one, 1)
-            if all(x is not None and x.placements is None for x in held) and _equal(values):
+            parts = key.kind in OF_MODULES and one.value.shape[:1] == (
+                rows.get(key.step),
+            )  # equal rows, as of positions
+            if not parts and all(x is not None and x.placements is None for x in held) and self._alike(key):
                 self.layouts[key] = None
-            elif said and len(values) == len(self.ranks):
+            elif said and None not in held:
                 self.layouts[key] = said[0]
             else:
                 self.scripts.not_compared[key] = IN_PARTS
         return self.of(self.ranks)
+
+    def _alike(self, key: Key) -> bool:
+        return _equal([rank.seen[key].value for rank in self.ranks if key in rank.seen])
+
+    def _is_batch_in_parts(self, key: Key) -> bool:
+        """Whether it is an argument of the model of which each rank has rows of its own."""
+        is_batch = (key.kind, key.name) == ("input", "") and self.ranks[0].seen[key].value.dim() > 0
+        return is_batch and not self._alike(key)
 
     def of(self, ranks: Sequence[Watch]) -> Watch:
         """One watch of these ranks, under the layouts that the reference's values have."""
@@ -272,6 +295,16 @@ def _batch_axes(sides: Sides) -> tuple[str, ...]:
             found |= {name for name, axis in zip(sides.mesh, axes, strict=False) if (axis.kind, axis.dim) == ("S", 0)}
             break
     return tuple(name for name in sides.mesh if name in found)
+
+
+def _rows_of(ranks: Sequence[Watch]) -> int:
+    """How many different rows the ranks have of the first argument of the model's first call."""
+    different: list[Tensor] = []
+    for rank in ranks:
+        one = next((x.value for key, x in rank.seen.items() if (key.kind, key.name) == ("input", "")), None)
+        if one is not None and one.dim() and not any(_equal([one, other]) for other in different):
+            different.append(one)
+    return sum(len(x) for x in different)
 
 
 def _leave_out_losses(scripts: _Scripts, sides: Sides) -> None:

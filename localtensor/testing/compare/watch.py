@@ -41,6 +41,8 @@ FORWARD, BACKWARD, UPDATE, AT_THE_START = "forward", "backward", "update", "star
 """The phases of a step: `UPDATE` is the optimizer's."""
 GRADIENT_OF_OUTPUT = "gradient of the output"
 DROPOUT = "dropout"
+OF_MODULES = ("input", "output", GRADIENT_OF_OUTPUT, DROPOUT)
+"""What is of a module's call."""
 AFTER = "parameter after the step"
 IN_STEP = "gradient in the step"
 """The gradient as the optimizer applies it: what a program does to it before, as clipping, is done."""
@@ -163,8 +165,10 @@ class Watch:
         local = value.detach()
         local = local.to_local() if isinstance(local, DTensor) else local
         local = local.wait() if hasattr(local, "wait") else local
-        if local.layout != torch.strided:
-            return
+        if local.layout == torch.strided:
+            self._keep_local(key, local, placements, place)
+
+    def _keep_local(self, key: Key, local: Tensor, placements: tuple[Any, ...] | None, place: Place | None) -> None:
         if self.sink is not None:
             self.sink(key, local)
             return
@@ -204,9 +208,12 @@ class Watch:
         leaf = self._drops[self.step, name, call]
         self._drops[self.step, name, call] += 1
         self.add(DROPOUT, name, x, call, leaf, drawn.place)
-        if (one := self.seen.get(key := Key(self.step, DROPOUT, name, call, leaf))) is not None:
-            self.seen[key] = replace(one, drawn=replace(drawn, function="") if only_drops else drawn)
+        self._attach(Key(self.step, DROPOUT, name, call, leaf), replace(drawn, function="") if only_drops else drawn)
         return True
+
+    def _attach(self, key: Key, drawn: Drawn) -> None:
+        if (one := self.seen.get(key)) is not None:
+            self.seen[key] = replace(one, drawn=drawn)
 
     def now(self) -> str:
         """The phase; a pipeline goes backward with one micro-batch while another is still to come."""
@@ -252,9 +259,10 @@ class Watch:
         return found[0]
 
     def _hooks(self, name: str, module: nn.Module) -> tuple[Any, list[Any]]:
-        if type(module) in _transparent():
+        if type(module) in _transparent() or (
+            name and type(module) is nn.Identity
+        ):  # which stages have for what others have
             return None, []
-
         takes, gives = self.edges.get(id(module), (True, True))
         if not takes and not gives:
             return None, []

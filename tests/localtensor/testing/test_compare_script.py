@@ -110,9 +110,12 @@ def test_functions_are_imported_or_copied_with_what_they_close_over():
     def inner(x, more=1):
         return twice[1](x) * width + more
 
+    def scaled(x, more=1):
+        return x * width + more
+
     assert rebuilt(nn.Linear) is nn.Linear
     assert rebuilt(partial(nn.Linear, 2, bias=False))(1).bias is None
-    assert [rebuilt(one)(5) for one in twice] == [10, 8]
+    assert [rebuilt(one)(5) for one in (*twice, scaled)] == [10, 8, 16]
     with pytest.raises(NoScript, match="has no text"):
         rebuilt(inner)  # closes over functions in a tuple
     with pytest.raises(NoScript, match="2 functions of line"):

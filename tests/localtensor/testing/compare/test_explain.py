@@ -7,12 +7,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import all_reduce
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import localtensor as lt
-from localtensor.errors import Diverged
+from localtensor.errors import Diverged, NotComparable
 from localtensor.testing.compare.divergence import Sides
 from localtensor.testing.compare.explain import halo_layout
 from localtensor.testing.compare.find_layout import ranks_text, values_text
@@ -298,3 +299,48 @@ def test_halves_that_are_equal_are_no_pending_sum():
 
     found = divergence(parallelize, {"dp": 2})
     assert "2 times too small" in found.what and found.layout is None and found.expected is None
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.second(self.first(x).relu())
+
+
+def test_the_lines_that_set_up_are_those_that_make_the_model_parallel():
+    def summed(model, mesh):
+        fully_shard(model, mesh=mesh).set_gradient_divide_factor(1.0)
+
+    with pytest.raises(Diverged) as told:
+        compare(summed, {"dp": 2}, Pair)
+    done = told.value.comparison
+    assert "2 times too large" in done.divergence.what
+    assert done.setup and all(line.endswith("in summed") for line in done.setup)
+
+
+def test_a_factor_that_is_no_whole_number_is_not_taken_for_one():
+    found = divergence(
+        lambda model, mesh: model[0].register_forward_hook(lambda *a: a[-1] * 1.5) and None, {"tp": 2}, stack
+    )
+    assert (str(found.key), found.what) == ("output of 0, step 0", "wrong values")
+
+
+def test_parameters_that_cannot_be_matched_are_the_reason():
+    class Other(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.other = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.other(x)
+
+    found = divergence(lambda model, mesh: Other(), {"tp": 2}, stack)
+    assert found.what == "the parameters cannot be matched: the ranks have none of one device, by name or by value"
+
+
+def test_a_script_in_no_folder_is_refused_before_anything_runs():
+    with pytest.raises(NotComparable, match=r"script: /nowhere/x\.py lies in no folder that exists"):
+        compare(lambda model, mesh: pytest.fail("it runs"), {"tp": 2}, script="/nowhere/x.py")

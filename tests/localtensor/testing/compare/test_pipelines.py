@@ -96,3 +96,22 @@ def test_the_parts_of_a_schedule_are_where_we_look():
 
 
 KINDS = ((ScheduleGPipe, 2), (ScheduleInterleaved1F1B, 4))
+
+
+class Normed(Layers):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x):
+        return self.norm(super().forward(x))
+
+
+def test_a_stage_may_have_an_identity_where_another_has_a_module():
+    def parallelize(model, mesh):
+        if mesh.get_rank() == 0:
+            model.norm = nn.Identity()
+        return schedule(Schedule1F1B)(model, mesh)
+
+    done = lt.compare(Normed, parallelize, mesh={"pp": 2}, **TRAINED)
+    assert done.divergence is None and done.layouts["output of norm, step 0"] == "R" and not done.not_compared

@@ -11,9 +11,10 @@ from torch import nn
 import localtensor as lt
 from localtensor.errors import NotComparable
 from localtensor.runner.torchrun import TorchrunOptions
+from localtensor.testing.compare.divergence import Sides
 from localtensor.testing.compare.script_watch import ScriptWatch
-from localtensor.testing.compare.scripts import compare_scripts
-from localtensor.testing.compare.watch import Key, Watch
+from localtensor.testing.compare.scripts import _batch_axes, compare_scripts
+from localtensor.testing.compare.watch import Key, Observation, Watch
 
 TENSOR_PARALLEL = """
 import sys
@@ -148,6 +149,7 @@ def test_a_missing_all_reduce_is_named_with_its_line(script):
         and "all_reduce over ranks is missing" in found.what
     )
     assert found.place is not None and found.place.file.endswith("train.py") and "train.py -n 1" in str(done)
+    assert done.calls and done.calls[0].startswith("mm, train.py:")  # of the parallel script, run once more
     written = json.loads(json.dumps(done.as_json()))
     assert not written["equal"] and written["divergence"]["name"] == "down" and "one device" not in json.dumps(written)
 
@@ -195,12 +197,13 @@ model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 model = fully_shard(model) if "fsdp" in sys.argv else DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(2):
-    for turn, rows in enumerate(torch.randn(8, 4).chunk(2)):
-        last = turn == 1 and "never" not in sys.argv
+    turns = 1 if "once" in sys.argv else 2
+    for turn, rows in enumerate(torch.randn(8, 4).chunk(turns)):
+        last = turn == turns - 1 and "never" not in sys.argv
         if "fsdp" in sys.argv:
             model.set_requires_gradient_sync(last)
         with model.no_sync() if "fsdp" not in sys.argv and not last else nullcontext():
-            (model(rows.chunk(size)[rank]).square().mean() / 2).backward()
+            (model(rows.chunk(size)[rank]).square().mean() / turns).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     optimizer.step()
     optimizer.zero_grad()
@@ -214,6 +217,12 @@ def test_gradients_that_are_accumulated_without_communication_are_right(script, 
     assert done.divergence is None and done.layouts["gradient in the step of 0.weight, step 1"] == (
         "S(0)" if kind == "fsdp" else "R"
     )
+
+
+def test_losses_of_another_number_of_backward_passes_are_not_compared(script):
+    done = compare_scripts(script(ACCUMULATED, "ddp", "once"), script(ACCUMULATED, "ddp", ranks=2))
+    assert done.divergence is None and done.layouts["gradient in the step of 0.weight, step 1"] == "R"
+    assert "several backward passes in a step" in done.not_compared["the loss, step 0"]
 
 
 def test_gradients_that_are_never_reduced_are_told(script):
@@ -235,6 +244,62 @@ def test_what_cannot_be_compared_is_said_in_one_sentence(script, text, problem):
     with pytest.raises(NotComparable, match=problem) as refused:
         compare_scripts(script(text), script(text, ranks=2))
     assert "\n" not in str(refused.value)
+
+
+ROWS = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.places, self.head = nn.Embedding(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(x + self.places(torch.arange(4).expand(len(x), 4)))
+
+
+model = Model()
+if "nan" in sys.argv:
+    model.head.weight.data.fill_(torch.nan)
+model = DistributedDataParallel(model)
+batch = torch.randn(16 if "larger" in sys.argv and ranks == 4 else 8, 4, 8)
+if "dies" in sys.argv and rank == 1:
+    raise ValueError("lost")
+model(batch.chunk(ranks)[rank]).square().mean().backward()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("values", ["", "nan"])
+def test_rows_that_are_equal_on_the_ranks_of_a_reference_are_no_whole(script, values):
+    done = compare_scripts(script(ROWS, values, ranks=2), script(ROWS, values, ranks=4))
+    assert done.divergence is None
+    assert "parts" in done.not_compared["output of places, step 0"] and len(done.layouts) >= 4
+    assert any("NaN or infinity in both" in note for note in done.notes) == bool(values)
+
+
+def test_batches_of_two_configurations_that_have_other_sizes_are_noted(script):
+    done = compare_scripts(script(ROWS, "larger", ranks=2), script(ROWS, "larger", ranks=4))
+    said = "the batches have different sizes: 16 different rows on the ranks, and 8 on train.py -n 2"
+    assert done.divergence is not None and any(note.startswith(said[:-14]) for note in done.notes)
+    assert not any("sizes" in note for note in compare_scripts(script(ROWS, ranks=2), script(ROWS, ranks=4)).notes)
+
+
+def test_a_rank_thread_that_dies_is_one_sentence(script):
+    with pytest.raises(NotComparable) as refused:
+        compare_scripts(script(ROWS), script(ROWS, "dies", ranks=2))
+    said = str(refused.value)
+    assert "-n 2: rank 1: ValueError: lost at train.py:28 in <module>: so there is nothing to compare with." in said
+    assert "\n" not in said and "RankRaised" not in said
 
 
 def test_real_processes_give_the_report_of_rank_threads(script):
@@ -283,6 +348,15 @@ def test_other_batches_are_noted(script):
     """
     done = compare_scripts(script(text), script(text, ranks=2))
     assert done.divergence.key.kind == "input" and any("global batches differ" in note for note in done.notes)
+
+
+@pytest.mark.parametrize(
+    ("held", "axes"), [(lambda x: x.chunk(2), ("ranks",)), (lambda x: x.chunk(2, 1), ()), (lambda x: [x, x], ())]
+)
+def test_the_axes_of_the_batch_are_those_that_cut_the_rows_of_the_first_argument(held, axes):
+    x, key = torch.randn(4, 6), Key(0, "input", "")
+    ranks = tuple(Watch(seen={key: Observation(one)}) for one in held(x))
+    assert _batch_axes(Sides(Watch(seen={key: Observation(x)}), {}, ranks, {"ranks": 2}, ())) == axes
 
 
 def test_the_groups_of_a_rank_are_where_we_look():
