@@ -13,10 +13,12 @@ from strategies.inputs.gathering import (
     CapturePass,
     SampleSelection,
     UserOpTask,
+    _scouted,
     gather,
     gather_samples,
     pick,
     run_capture_pass,
+    select_overloads,
     user_op_samples,
 )
 from strategies.model.rule import overload
@@ -108,6 +110,32 @@ def test_a_derived_call_that_no_journal_can_hold_is_counted_too(world):
     found = captured()
     assert [len(samples) for samples, _ in found.shelf.values()] == [1]
     assert found.refused["aten.bernoulli.p: a call holds a value that has no form in a journal"] == 1
+
+
+class Inline:
+    """Workers that are this process."""
+
+    def run(self, function, tasks, *, limit, tick):
+        return [worker_pool.TaskDone(function(task, lambda step: None)) for task in tasks]
+
+
+@pytest.mark.parametrize(
+    ("op", "infos"), [("aten.convolution.default", (1,)), ("aten.neg.default", (0,)), ("aten.lgamma.default", (0, 1))]
+)
+def test_opinfos_that_no_name_tells_are_looked_for_with_one_dtype(monkeypatch, op, infos):
+    known = {info.name: info for info in opinfo_samples.database()}
+    few = [known["neg"], known["nn.functional.conv1d"]]
+    monkeypatch.setattr(opinfo_samples, "database", lambda: few)
+    told, guess = Told(), SampleSelection((0, 1), frozenset({op}), guessed=True)
+    found = _scouted(Inline(), guess, Settings(("x",), dtypes=("float64", "int64")), told)
+    assert (found.infos, found.guessed) == (infos, len(infos) == 2)
+    assert told.phases == [("looking for calls", 2)]
+
+
+def test_an_overload_whose_name_no_opinfo_has_is_a_guess():
+    database = opinfo_samples.database()
+    assert select_overloads(frozenset({"aten.convolution.default"}), database).guessed
+    assert not select_overloads(frozenset({"aten.cumprod.default"}), database).guessed
 
 
 def test_each_pass_is_a_phase(world):
