@@ -1,5 +1,6 @@
 """The trace keeps the rules of the trace event format, which viewers need, and is whole after an error."""
 
+import bisect
 import json
 from collections import defaultdict
 
@@ -52,6 +53,8 @@ def breaches(trace):
             found.append(f"{event} counts other things than the first one")
         elif phase in "sf":
             ends[event["cat"], event["name"], event["id"]].append((number, event))
+    for here in spans.values():
+        here.sort(key=lambda span: (span[0], span[2]))
     numbers, processes = [thread for _, thread in named], {process for process, _ in named}
     found += (
         ["a thread has the number of a process, or of another"]
@@ -103,8 +106,9 @@ def of_arrow(both, spans):
     found = [] if both[0][1]["ts"] <= both[1][1]["ts"] else [f"{both} goes back in time"]
     for (number, one), kind in zip(both, ("wait", "call"), strict=True):
         at = nanoseconds(one["ts"])
-        here = [span for span in spans[one["pid"], one["tid"]] if span[0] <= at < span[1] and span[2] < number]
-        innermost = max(here, key=lambda span: (span[0], -span[1], span[2]), default=None)
+        here = spans[one["pid"], one["tid"]]
+        begun = range(bisect.bisect_right(here, at, key=lambda span: span[0]) - 1, -1, -1)
+        innermost = next((here[i] for i in begun if at < here[i][1] and here[i][2] < number), None)
         if innermost is None or innermost[3]["cat"] != kind:
             found.append(f"{one} lies in no {kind} that was written before it")
     return found
@@ -113,7 +117,7 @@ def of_arrow(both, spans):
 def overlaps(spans):
     """Spans of one thread that overlap by a nanosecond without one being inside of the other: Perfetto drops the later."""
     found, open_ends = [], []
-    for start, end, _, event in sorted(spans, key=lambda span: (span[0], span[2])):
+    for start, end, _, event in spans:
         while open_ends and open_ends[-1] <= start:
             open_ends.pop()
         if open_ends and end > open_ends[-1]:
