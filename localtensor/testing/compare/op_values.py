@@ -125,7 +125,7 @@ class OpValues:
         return not any(one.kind == "S" and one.dim in at for one in match.layout.axes)
 
     def _match(self, held: list[Tensor]) -> Match | None:
-        total = sum(float(x.double().sum()) for x in held)
+        total = sum(float(_numbers(x).sum()) for x in held)
         factors = {1}
         for size in self.sides.sizes:
             factors |= {size * one for one in factors}
@@ -216,8 +216,14 @@ def values_of(sides: Sides, key: Key) -> OpValues | None:
     seen = [(k, one.value) for k, one in sides.reference.seen.items() if k.step <= key.step]
     current = [*reference.values, *(x for k, x in seen if not _is_stale(k, key))]
     every = [*((x, None) for x in current), *((x, k) for k, x in seen if _is_stale(k, key))]
-    wanted = [(x, stale, float(x.double().sum()), float(x.double().abs().sum())) for x, stale in every if x.numel()]
+    numbers = [(x, stale, _numbers(x)) for x, stale in every if x.numel()]
+    wanted = [(x, stale, float(all_of.sum()), float(all_of.abs().sum())) for x, stale, all_of in numbers]
     return OpValues(sides, key, streams, wanted)
+
+
+def _numbers(x: Tensor) -> Tensor:
+    """The elements in double precision; of complex ones both parts."""
+    return (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).double()
 
 
 def _is_stale(key: Key, now: Key) -> bool:

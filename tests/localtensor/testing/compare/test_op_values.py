@@ -1,7 +1,10 @@
 """What of one device a value of the ranks' op streams is, by search; and what an op that only moves elements inherits."""
 
+import warnings
+
 import torch
 
+from localtensor.testing.compare import op_values
 from localtensor.testing.compare.divergence import Sides
 from localtensor.testing.compare.op_stream import Op, OpStream
 from localtensor.testing.compare.op_values import OpValues
@@ -37,3 +40,11 @@ def test_the_axes_of_a_group_are_those_along_which_its_ranks_differ():
     found = values(WHOLE, WHOLE)
     assert found.axes_of((0, 1)) == {0} and found.axes_of((1,)) == set()
     assert found.agree((0, 0), [0]) and not values(WHOLE, WHOLE + 1).agree((0, 0), [0])
+
+
+def test_both_parts_of_complex_numbers_count():
+    x = torch.tensor([1 + 2j, -3j]).conj()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert float(op_values._numbers(x).sum()) == 1 - 2 + 3
+    assert op_values._numbers(torch.tensor([1, 2])).dtype == torch.float64

@@ -94,7 +94,7 @@ def test_a_random_kernel_is_not_tested():
 
 def test_a_hook_that_raises_is_no_pass():
     made = function("broken", "x", torch.neg, lambda x: {}["no such key"])
-    with pytest.raises(NothingTested, match=r"raises KeyError: .*, in broken.spmd_typecheck"):
+    with pytest.raises(NothingTested, match=r"KeyError: .*, in broken\.spmd_typecheck"):
         assert_typecheck_hook(made, (draw(6, 4),))
 
 
