@@ -58,8 +58,11 @@ def max_abs(x: Tensor) -> Tensor:
     return (size.amax() if size.numel() else size.sum()).clamp_min(1e-30)
 
 
-def measured_slack(value: object, others: Sequence[object]) -> Tensor | None:
-    """The slack of a result, from the results for moved inputs; None if it is no tensor."""
+def measured_slack(value: object, others: Sequence[object], coarse: float = 0.0) -> Tensor | None:
+    """The slack of a result, from the results for moved inputs; None if it is no tensor.
+
+    `coarse` is the unit in the last place of a number near 1 of the coarsest dtype on the way, if that is not the result's.
+    """
     if not isinstance(value, Tensor):
         return None
     tensors = [o for o in others if isinstance(o, Tensor)]
@@ -70,8 +73,8 @@ def measured_slack(value: object, others: Sequence[object]) -> Tensor | None:
             return torch.zeros((), device=value.device)
         return torch.where(torch.stack(jumped).any(0), torch.inf, 0.0)
     scale, eps = max_abs(value), torch.finfo(value.dtype).eps
+    floor, eps = noise_factor(eps) * eps * scale, max(eps, coarse)
     factor = noise_factor(eps)
-    floor = factor * eps * scale
     if not alike or not value.numel():
         return floor
     limit = max(JUMP_SHARE, 8 * eps) * scale  # one ulp of bfloat16 is more than JUMP

@@ -11,11 +11,14 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
-from localtensor.layout.tolerance import measured_slack, widen_slack
+from localtensor.layout.tolerance import DOUBLE_OF, measured_slack, widen_slack
 from localtensor.testing.compare.find_layout import REPLICATED, AxisLayout, MeshLayout, equal_but_rounding, fits
 from localtensor.testing.compare.watch import DROPOUT, Key, Watch
 
@@ -32,6 +35,50 @@ def free_what_is_left(reference: Watch) -> None:
         trim(0)
 
 
+def doubling() -> Callable[[Tensor], Tensor]:
+    """`in_double`, made as a `Noise` is."""
+    return in_double
+
+
+def in_double(x: Tensor) -> Tensor:
+    """The tensor in double precision, if it rounds to less."""
+    return x.to(DOUBLE_OF[x.dtype]) if x.dtype in DOUBLE_OF else x
+
+
+class Noise(TorchDispatchMode):
+    """Moves each element of a float tensor by one unit in the last place, up or down.
+
+    While it is entered, so is what each op gives in 16 bits: a program may round to them between two values that are
+    looked at.  A tensor of whole numbers stays: labels and masks are exact, and a program may ask whether they are equal to
+    a number.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._rng = torch.Generator().manual_seed(seed)
+        self.coarsest = 0.0  # one unit in the last place of the coarsest dtype so far
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not x.is_floating_point() or torch.equal(x, x.round()):
+            return x
+        toward = torch.where(torch.rand(x.shape, generator=self._rng) < 0.5, -torch.inf, torch.inf).to(x.dtype)
+        if x.dtype.itemsize > 2:
+            return torch.nextafter(x, toward)
+        return x + toward.sign() * x.abs() * torch.finfo(x.dtype).eps
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(getattr(kind, "__torch_dispatch__", None) is not Tensor.__torch_dispatch__ for kind in types):
+            return NotImplemented  # DTensor and the like: their ops on local tensors come here later
+        done = func(*args, **(kwargs or {}))
+        return done if func.is_view or func._schema.is_mutable else tree_map(self._rounded, done)
+
+    def _rounded(self, x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.dtype not in (torch.bfloat16, torch.float16):
+            return x
+        self.coarsest = max(self.coarsest, torch.finfo(x.dtype).eps)
+        return self(x)
+
+
 @dataclass
 class Slacks:
     """How far a right value may be from that of the `reference`, by its key: `found`, from the runs that are varied."""
@@ -40,8 +87,12 @@ class Slacks:
     found: dict[Key, Tensor] = field(default_factory=dict)
 
     @contextmanager
-    def of_run(self, *, double: bool = False) -> Iterator[Callable[[Key, Tensor], None]]:
+    def of_run(
+        self, *, double: bool = False, noise: Noise | Watch | None = None
+    ) -> Iterator[Callable[[Key, Tensor], None]]:
         """Gives what takes the values of one run; of several values of a key the last counts, as in a watch.
+
+        `noise` knows the coarsest dtype that the run has computed in so far.
 
         Runs with noise of one unit in the last place come before that in double precision.
         """
@@ -52,7 +103,8 @@ class Slacks:
             if one is None:
                 return
             base = self.found.get(key, measured_slack(one.value, ())) if double else None
-            slack = widen_slack(base, one.value, value) if double else measured_slack(one.value, (value,))
+            coarse = 0.0 if noise is None else noise.coarsest
+            slack = widen_slack(base, one.value, value) if double else measured_slack(one.value, (value,), coarse)
             if slack is not None:
                 own[key] = slack if slack.dim() else float(slack)
 
@@ -64,7 +116,7 @@ class Slacks:
 
     def take(self, watch: Watch, *, double: bool = False) -> None:
         """Takes all values that a varied run has kept."""
-        with self.of_run(double=double) as take:
+        with self.of_run(double=double, noise=watch) as take:
             for key, one in watch.seen.items():
                 take(key, one.value)
 

@@ -30,7 +30,7 @@ from localtensor.testing.compare.watch import DROPOUT, region_of
 from localtensor.testing.compare_dropout import dropout_off
 from localtensor.testing.compare_script import NoScript, script_of
 from localtensor.testing.compare_shrink import Smaller, smallest
-from localtensor.testing.compare_tolerance import Repeated, Settled, Slacks, free_what_is_left
+from localtensor.testing.compare_tolerance import Noise, Repeated, Settled, Slacks, free_what_is_left, in_double
 
 STEEP = "Compare where rounding does not decide: in float64, or before the function that is so steep."
 WAYS = ("threads", "lockstep", "gloo", "nccl")
@@ -244,19 +244,34 @@ def _run_both(
     progress("one device with noise, and in double precision")
     slacks = Slacks(reference)
     for seed in (1, 2):
-        with slacks.of_run() as take:
-            programs.on_one_device(program, start, programs.with_noise(seed), sink=take)
+        noise = Noise(seed)
+        with slacks.of_run(noise=noise) as take:
+            programs.on_one_device(program, start, noise, sink=take)
         free_what_is_left(reference)
-    with slacks.of_run(double=True) as take:
-        programs.on_one_device(program, start, programs.in_double, sink=take)
+    notes = _run_in_double(program, start, slacks)
     free_what_is_left(reference)
     progress(f"{program.ranks} ranks")
     settled = Settled(reference, slacks.found, program.sizes)
     ranks, calls = programs.on_ranks(program, start, None, settled if settle else None)
-    sides = Sides(reference, slacks.found, ranks, program.mesh, program.batch_axes, settled=settled.layouts)
+    sides = Sides(
+        reference, slacks.found, ranks, program.mesh, program.batch_axes, settled=settled.layouts, notes=notes
+    )
     names = find_names(sides)
     sides = sides if names is None else names.applied(sides)
     return sides, collective_lines(program.mesh, calls), names
+
+
+def _run_in_double(program: programs.TrainingProgram, start: programs.Start, slacks: Slacks) -> tuple[str, ...]:
+    """Measures how far the run in double precision is; a note if the model does not run so, as with a cast of its own."""
+    try:
+        with slacks.of_run(double=True) as take:
+            programs.on_one_device(program, start, in_double, sink=take)
+    except (RuntimeError, TypeError, ValueError) as error:  # it runs as it is: an op refuses the dtype beside another
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        return (
+            f"{ONE_DEVICE} does not run in double precision ({said[:100]}); the tolerance is measured by noise alone",
+        )
+    return ()
 
 
 def _divergence_of(program: programs.TrainingProgram) -> Divergence | None:

@@ -155,6 +155,10 @@ def notes_of_values(sides: Sides, findings: Findings) -> list[str]:
     if lost:
         tail = f"; the ranks have {_some(more)}, which {sides.name} has not" if more else ""
         notes.append(f"no rank has a parameter called {_some(lost)}{tail}")
+    notes += sides.notes
+    if sides.declared is not None:
+        dtype = str(sides.declared).removeprefix("torch.")
+        notes.append(f"the ranks compute in {dtype} by the policy of FSDP: values are compared to within its rounding")
     notes += _dropout_notes(sides, findings)
     if sides.reference.draws:
         notes.append(f"{sides.name} draws random numbers in the steps; ranks that have other rows draw others")

@@ -93,6 +93,7 @@ class Sides:
     settled: Mapping[Key, MeshLayout] = field(
         default_factory=dict
     )  # of what the ranks hold as parts of the reference's
+    notes: tuple[str, ...] = ()  # of how the tolerance was measured
 
     @property
     def sizes(self) -> tuple[int, ...]:

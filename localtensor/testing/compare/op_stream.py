@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from localtensor._util.call_sites import WORKER_LOOP, is_user_file
@@ -153,14 +153,15 @@ class OpRecorder(TorchDispatchMode):
             places = (*own[: 1 if forward else MOST_LINES], *forward)[:MOST_LINES]
         name, reads, group = _call_of(func, args, kwargs)
         waits = name == "wait_tensor"
-        read = () if waits else self._read(name, reads)
+        read = () if waits else self._read(reads, look=not func.is_view)
         done = func(*args, **kwargs)
         if waits:
-            read = self._read(name, reads)
+            read = self._read(reads)
         self._gives(func, name, (args, kwargs), (reads, read), done, places, group)
         return done
 
-    def _read(self, name: str, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    def _read(self, tensors: Sequence[Tensor], *, look: bool = True) -> tuple[int, ...]:
+        """The values that an op reads; with `look` it reads the elements, so that results of collectives are there."""
         found = []
         for x in tensors:
             key = _where(x)
@@ -171,8 +172,8 @@ class OpRecorder(TorchDispatchMode):
                 if (writer := self._writer.get(key[0])) is not None:
                     self.stream.made_by[index] = writer
             index = self._index[key]
-            if index in self._late:
-                self.stream.values[index] = _local(self._late.pop(index)).clone()
+            if look and index in self._late:
+                self.stream.values[index] = _copied(self._late.pop(index))
             found.append(index)
         return tuple(found)
 
@@ -195,7 +196,7 @@ class OpRecorder(TorchDispatchMode):
             index = self._index[key] = self._add(x)
             gives.append(index)
             self.stream.made_by[index] = at
-            if group is not None:
+            if group is not None or (func.is_view and any(i in self._late for i in read[1])):
                 self._late[index] = x
             if written:
                 for other in [one for one in self._index if one[0] == key[0] and one != key]:
@@ -226,7 +227,7 @@ class OpRecorder(TorchDispatchMode):
 
     def _add(self, x: Tensor) -> int:
         self._alive.append(x)
-        self.stream.values.append(_local(x).detach().clone())
+        self.stream.values.append(_copied(x))
         if isinstance(x, DTensor):
             self.stream.declared.add(len(self.stream.values) - 1)
         return len(self.stream.values) - 1
@@ -242,11 +243,17 @@ class OpRecorder(TorchDispatchMode):
     def finish(self) -> OpStream:
         """The stream, when the program has ended."""
         for index, x in self._late.items():
-            self.stream.values[index] = _local(x).clone()
+            self.stream.values[index] = _copied(x)
         ops = self.stream.ops
         ops[:] = [replace(one, typed=claimed_types(self._alive[one.gives[0]])) if one.gives else one for one in ops]
         self._late, self._alive, self._index = {}, [], {}
         return self.stream
+
+
+def _copied(x: Tensor) -> Tensor:
+    """A copy of a rank's elements, of which no mode of the program's learns: a collective may be writing them."""
+    with _disable_current_modes():
+        return _local(x).detach().clone()
 
 
 def claimed_types(x: Tensor) -> tuple[AxisType, ...]:

@@ -20,7 +20,6 @@ from localtensor._util.module_names import plain_name
 from localtensor._util.pickling import dumps
 from localtensor.collectives.c10d_table import calls_seen
 from localtensor.errors import NotComparable, RankRaised
-from localtensor.layout.tolerance import DOUBLE_OF
 from localtensor.runner.api import run
 from localtensor.testing.compare.op_stream import recorded
 from localtensor.testing.compare.pipelines import Pipeline, Stages, pipeline_of, reassembled
@@ -38,7 +37,7 @@ from localtensor.testing.compare.watch import (
 )
 from localtensor.testing.compare_dropout import drawing, dropout_off
 from localtensor.testing.compare_lockstep import REMEDY, LockstepWatch, in_lockstep
-from localtensor.testing.compare_tolerance import Settled
+from localtensor.testing.compare_tolerance import Noise, Settled
 
 DATA_AXES = ("dp", "ddp", "fsdp", "hsdp", "data", "batch", "replicate", "shard")
 """Words in the names of mesh axes along which each rank has a part of the batch."""
@@ -117,7 +116,7 @@ def on_one_device(
 ) -> Watch:
     """The run on one device; `vary` is applied to every parameter and input first (double precision, one-ulp noise).
 
-    `sink` gets each value, which is not kept then.
+    Noise is also entered.  `sink` gets each value, which is not kept then.
     """
     model = copy.deepcopy(start.model)
     with torch.no_grad():
@@ -125,7 +124,7 @@ def on_one_device(
             parameter.data = vary(parameter.data)
     watch = Watch(region=region, causal=True, sink=sink)
     batches = [tree_map(lambda x: vary(x.clone()) if isinstance(x, Tensor) else x, batch) for batch in start.batches]
-    with _seeded(program.seed):
+    with _seeded(program.seed), vary if isinstance(vary, Noise) else nullcontext():
         optimizer = _optimizer_of(program, model)
         _train(program, model, optimizer, batches, watch)
     _release(model, optimizer)
@@ -343,36 +342,6 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, dict):
         return model(**batch)
     return model(*batch) if isinstance(batch, tuple) else model(batch)
-
-
-def doubling() -> Callable[[Tensor], Tensor]:
-    """`in_double`, made as `with_noise` is."""
-    return in_double
-
-
-def in_double(x: Tensor) -> Tensor:
-    """The tensor in double precision, if it rounds to less."""
-    return x.to(DOUBLE_OF[x.dtype]) if x.dtype in DOUBLE_OF else x
-
-
-def with_noise(seed: int) -> Callable[[Tensor], Tensor]:
-    """A function that moves each element of a float tensor by one unit in the last place, up or down.
-
-    A tensor of whole numbers stays: labels and masks are exact, and a program may ask whether they are equal to a number.
-    """
-    rng = torch.Generator().manual_seed(seed)
-
-    def moved(x: Tensor) -> Tensor:
-        if not x.is_floating_point() or torch.equal(x, x.round()):
-            return x
-        toward = torch.where(torch.rand(x.shape, generator=rng) < 0.5, -torch.inf, torch.inf).to(x.dtype)
-        return (
-            torch.nextafter(x, toward)
-            if x.dtype.itemsize > 2
-            else x + toward.sign() * x.abs() * torch.finfo(x.dtype).eps
-        )
-
-    return moved
 
 
 @contextmanager

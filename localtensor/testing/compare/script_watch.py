@@ -10,7 +10,7 @@ import io
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ from localtensor.testing.compare.op_stream import recorded
 from localtensor.testing.compare.setup_lines import SetupLines
 from localtensor.testing.compare.watch import BACKWARD, FORWARD, IN_STEP, UPDATE, Region, Watch, declared_dtype
 from localtensor.testing.compare_dropout import drawing, dropout_off
+from localtensor.testing.compare_tolerance import Noise
 from localtensor.threads.rank_world import groups_of_rank
 
 PASSES = "backward passes"
@@ -84,11 +85,14 @@ class ScriptWatch:
         try:
             with (
                 self.watch.phase(FORWARD), _Backward(self), recorded(self.watch), drawing(self.watch.drop), self._setup(),
+                self.vary if isinstance(self.vary, Noise) else nullcontext(),
             ):  # fmt: skip
                 yield
         finally:
             for hook in hooks:
                 hook.remove()
+            if isinstance(self.vary, Noise):
+                self.watch.coarsest = self.vary.coarsest
 
     @contextmanager
     def _setup(self) -> Iterator[None]:

@@ -39,7 +39,7 @@ from localtensor.testing.compare.script_watch import (
 from localtensor.testing.compare.suspects import CloserLook, closer_look
 from localtensor.testing.compare.watch import OF_MODULES, Key, Observation, Region, Watch, region_of
 from localtensor.testing.compare_dropout import dropout_off
-from localtensor.testing.compare_tolerance import Repeated, Slacks
+from localtensor.testing.compare_tolerance import Noise, Repeated, Slacks, doubling
 
 _ERROR = re.compile(r"[A-Z]\w+: ")  # the line of an error, behind what a script prints
 IN_PARTS = "values that the ranks of the reference hold in parts"
@@ -117,7 +117,7 @@ def _judge(scripts: _Scripts) -> tuple[Sides, Findings]:
     slacks = Slacks(reference := whole.of_reference())
     for seed in (1, 2):
         what = f"the reference with noise {seed}"
-        noisy = _run(scripts, scripts.reference, what, vary=partial(programs.with_noise, seed))
+        noisy = _run(scripts, scripts.reference, what, vary=partial(Noise, seed))
         slacks.take(whole.of([one.watch for one in noisy.ranks]))
     slacks.take(whole.of([one.watch for one in _in_double(scripts).ranks]), double=True)
     ran = _run(scripts, scripts.parallel, "the parallel script")
@@ -216,7 +216,7 @@ def _failed(options: TorchrunOptions, problem: str) -> NotComparable:
 def _in_double(scripts: _Scripts) -> _Ran:
     """The reference in double precision; nothing if the script does not run so, as with a dtype that it names itself."""
     try:
-        return _run(scripts, scripts.reference, "the reference in double precision", vary=programs.doubling)
+        return _run(scripts, scripts.reference, "the reference in double precision", vary=doubling)
     except NotComparable:
         scripts.notes.append("the reference does not run in double precision; the tolerance is measured by noise alone")
         return _Ran([RankRecord(Watch(), {}) for _ in range(scripts.reference.ranks)], ())

@@ -116,6 +116,7 @@ class Watch:
     region: Region | None = None  # whose ops are recorded
     causal: bool = False
     declared: torch.dtype | None = None  # in which a model of mixed precision says that it computes
+    coarsest: float = 0.0  # one unit in the last place of the coarsest dtype, if noise was made in it
     calls: Counter[tuple[int, str]] = field(default_factory=Counter)
     tied: dict[str, str] = field(default_factory=dict)
     setup: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by name, the lines that made the model parallel

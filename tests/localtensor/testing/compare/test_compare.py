@@ -421,3 +421,61 @@ def test_a_result_that_rounding_decides_is_not_compared_and_no_pass():
     ) as caught:
         lt.compare(steep, lambda x: steep(x, 3.0), lambda: torch.rand(4) + 0.5, mesh={"dp": 2})
     assert "Compare where rounding does not decide" in str(caught.value)
+
+
+class InBfloat16(nn.Linear):
+    """A layer that computes in bfloat16 inside of a model of float32."""
+
+    def forward(self, x):
+        return nn.functional.linear(x.bfloat16(), self.weight.bfloat16(), self.bias.bfloat16()).to(x.dtype)
+
+
+class HardCast(nn.Linear):
+    """A layer that names its dtype, so that the model does not run in double precision."""
+
+    def forward(self, x):
+        return nn.functional.linear(x.bfloat16(), self.weight.bfloat16()).float()
+
+
+def averaged(model, mesh, *, handles=None, by=2):
+    """Gradients summed in one bucket behind the backward pass, and divided."""
+    parameters, ready = [*model.parameters()], []
+
+    def one(parameter):
+        ready.append(parameter)
+        if len(ready) % len(parameters) == 0:
+            flat = torch.cat([p.grad.flatten() for p in parameters]) / by
+            work = dist.all_reduce(flat, group=mesh.get_group(), async_op=True)
+            pieces = flat.split([p.numel() for p in parameters])
+            work.wait()
+            for p, piece in zip(parameters, pieces, strict=True):
+                p.grad.copy_(piece.view_as(p))
+
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(one)
+
+
+def bucketed(layer, **options):
+    return lt.compare(
+        lambda: nn.Sequential(nn.Linear(8, 16), nn.GELU(), layer(16, 16), nn.Linear(16, 4)),
+        partial(averaged, **options), lambda: torch.randn(8, 8) + 1, mesh={"dp": 2}, loss=lambda y: y.square().mean(),
+        optimizer=torch.optim.SGD, steps=2,
+    )  # fmt: skip
+
+
+def test_bfloat16_between_values_that_are_looked_at_widens_their_tolerance_and_they_are_compared():
+    done = bucketed(InBfloat16)
+    assert done.divergence is None and not done.not_compared
+
+
+def test_a_model_that_does_not_run_in_double_precision_is_compared_with_a_note():
+    done = bucketed(partial(HardCast, bias=False))
+    assert done.divergence is None and not done.not_compared
+    assert any(note.startswith("one device does not run in double precision (") for note in done.notes)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear, InBfloat16])
+def test_a_bucket_whose_pieces_are_cut_while_it_is_summed_is_followed(layer):
+    with pytest.raises(Diverged) as caught:
+        bucketed(layer, by=1)
+    assert "it is 2 times too large, the number of ranks along dp: summed and not averaged" in str(caught.value)

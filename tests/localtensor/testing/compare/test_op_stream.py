@@ -68,6 +68,22 @@ def test_a_collective_has_its_ranks_and_the_value_that_it_left():
     assert lt.run(body, ranks=2).values == (((0, 1), [[3.0, 3.0]], True),) * 2
 
 
+def test_a_view_of_what_a_collective_is_writing_has_the_value_that_it_left():
+    def body():
+        recorder = OpRecorder(lambda: True)
+        with recorder:
+            x = torch.full((2,), float(dist.get_rank() + 1))
+            work = dist.all_reduce(x, async_op=True)
+            first, _ = x.split(1)
+            work.wait()
+            first.mul(2)
+        stream = recorder.finish()
+        (split,) = [op for op in stream.ops if op.name == "split"]
+        return [stream.values[i].tolist() for i in split.gives]
+
+    assert lt.run(body, ranks=2).values == ([[3.0], [3.0]],) * 2
+
+
 def test_the_region_of_a_value_is_where_it_is_computed():
     calls = {(1, "layers.0"): 1, (1, ""): 1}
     assert region_of(Key(1, "output", "layers.0.up"), calls) == Region(1, FORWARD, "layers.0.up")
