@@ -67,10 +67,9 @@ class Noise(TorchDispatchMode):
         return x + toward.sign() * x.abs() * torch.finfo(x.dtype).eps
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(getattr(kind, "__torch_dispatch__", None) is not Tensor.__torch_dispatch__ for kind in types):
-            return NotImplemented  # DTensor and the like: their ops on local tensors come here later
         done = func(*args, **(kwargs or {}))
-        return done if func.is_view or func._schema.is_mutable else tree_map(self._rounded, done)
+        own = any(getattr(kind, "__torch_dispatch__", None) is not Tensor.__torch_dispatch__ for kind in types)
+        return done if own or func.is_view or func._schema.is_mutable else tree_map(self._rounded, done)
 
     def _rounded(self, x: Any) -> Any:
         if not isinstance(x, Tensor) or x.dtype not in (torch.bfloat16, torch.float16):
