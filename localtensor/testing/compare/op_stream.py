@@ -172,8 +172,9 @@ class OpRecorder(TorchDispatchMode):
                 if (writer := self._writer.get(key[0])) is not None:
                     self.stream.made_by[index] = writer
             index = self._index[key]
-            if look and index in self._late:
-                self.stream.values[index] = _copied(self._late.pop(index))
+            if look and index in self._late:  # and so are the other views of its memory
+                for other in [i for i, late in self._late.items() if (_where(late) or key)[0] == key[0]]:
+                    self.stream.values[other] = _copied(self._late.pop(other))
             found.append(index)
         return tuple(found)
 
