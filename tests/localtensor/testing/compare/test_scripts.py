@@ -307,7 +307,12 @@ def test_real_processes_give_the_report_of_rank_threads(script):
     both = script(TENSOR_PARALLEL), script(TENSOR_PARALLEL, "no_sum", ranks=2)
     threads, gloo = (compare_scripts(*(replace(one, on=on) for one in both)) for on in ("threads", "gloo"))
     assert gloo.divergence.layout == "P(sum)" and any("all_reduce sum over ranks" in line for line in gloo.collectives)
-    assert gloo.as_json() == threads.as_json()
+    first, second = (one.as_json() for one in (gloo, threads))
+    for said in (first, second):  # its lines of code depend on what has run before in this process
+        said.pop("text"), said.pop("divergence")
+    assert first == second
+    key, what = gloo.divergence.key, gloo.divergence.what
+    assert (key, what) == (threads.divergence.key, threads.divergence.what)
 
 
 @pytest.mark.parametrize(
