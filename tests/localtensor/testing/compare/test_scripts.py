@@ -308,7 +308,7 @@ def test_real_processes_give_the_report_of_rank_threads(script):
     threads, gloo = (compare_scripts(*(replace(one, on=on) for one in both)) for on in ("threads", "gloo"))
     assert gloo.divergence.layout == "P(sum)" and any("all_reduce sum over ranks" in line for line in gloo.collectives)
     first, second = (one.as_json() for one in (gloo, threads))
-    for said in (first, second):  # its lines of code depend on what has run before in this process
+    for said in (first, second):  # in one run of the whole suite something in these two differed; not found again
         said.pop("text"), said.pop("divergence")
     assert first == second
     key, what = gloo.divergence.key, gloo.divergence.what
