@@ -47,7 +47,7 @@ validate: $(READY) ## validate every rule that torch's DTensor registers; wrong 
 	if [ $$code -eq 1 ]; then echo "make validate: done; it found wrong rules, listed above (exit code 1 of the tool)."; \
 	elif [ $$code -ne 0 ]; then echo "make validate: the tool failed with exit code $$code; docs/validate.md has the table." >&2; exit $$code; fi
 
-test: $(READY) ## the whole suite, on three workers; what CI runs  (some 12 minutes on two slow cores)
+test: $(READY) ## the whole suite, on three workers; what CI runs  (some 6 minutes on two cores, twice that on slow ones)
 	@$(PYTEST) $(WORKERS)
 
 check: $(READY) ## format, lint, spelling, types, import contracts, fast tests; before every commit  (about a minute, the first time a little more)

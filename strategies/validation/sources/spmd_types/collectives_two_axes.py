@@ -122,7 +122,7 @@ def answer(call: FunctionCall) -> Answer:
     placed, made = [given[1].meaning], [second.meaning]
     if call.wrt:
         placed, made = [*placed, _gradient(second)], [_gradient(given[1])]
-    run = Run(collective, one.axis, placed, made, call.wrt)
+    run = CollectiveRun(collective, one.axis, placed, made, call.wrt)
     return Answer((first,), run=run, parts=any(isinstance(p, Partial) for p in placed))
 
 
@@ -149,7 +149,7 @@ def _typed_result(
 
 
 @dataclass(frozen=True)
-class Run:
+class CollectiveRun:
     """The run of all ranks: `held[i][rank]` are the pieces along the first axis.
 
     axis    the axis over which the ranks communicate.

@@ -97,7 +97,7 @@ def _takes(call: FunctionCall, row: Sequence[NamedLayout]) -> bool:
         )
         if any(one is typed.V for (one,) in found):
             return False
-        run = Run(call.function, text, [one.meaning for one in row], [one.meaning for (one,) in found])
+        run = FunctionRun(call.function, text, [one.meaning for one in row], [one.meaning for (one,) in found])
         made = run([[x] for x in call.tensors], 1)[0]
     except (RefusedLayouts, SourceRaises, *REJECTIONS):
         return False
@@ -181,7 +181,9 @@ def answer(call: FunctionCall, inputs: Sequence[NamedLayout]) -> Answer:
         placed += [_gradient(found[i][1]) for i in asked]
         made = [_gradient(inner[i]) for i in call.wrt]
     split = any(isinstance(p, Partial) for p in placed)
-    return Answer(tuple(one for one, _ in found), run=Run(own.function, text, placed, made, call.wrt), parts=split)
+    return Answer(
+        tuple(one for one, _ in found), run=FunctionRun(own.function, text, placed, made, call.wrt), parts=split
+    )
 
 
 def _gradient(layout: NamedLayout) -> Placement:
@@ -248,7 +250,7 @@ def sides(claim: Claim, case: Case) -> Sides:
 
 
 @dataclass(frozen=True)
-class Run:
+class FunctionRun:
     """The run of all ranks: `held[i][rank]` are the pieces along the first axis.
 
     inputs  the placements on the second axis of the tensors, and of the cotangents behind them.
