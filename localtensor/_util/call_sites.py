@@ -82,6 +82,10 @@ def origin(frame: FrameType | None) -> Origin:
         if kind is None:
             kind = _kinds[code.co_filename] = _kind(code.co_filename)
         # A user's dispatch mode handles a call; it does not start one.
+        mode = _mode_of(frame) if kind == USER and entry == OPS else None
+        if mode is not None:
+            frame = mode.f_back
+            continue
         if kind == USER and not code.co_name.startswith("__torch_"):
             # `group.allreduce([x])` comes straight from C++; an op that is called by name, through _ops.py.
             return Origin((code.co_filename, frame.f_lineno, code.co_name), entry in (C10D, OPS, None), implicit)
@@ -94,6 +98,15 @@ def origin(frame: FrameType | None) -> Origin:
             entry = VIA_OPS if entry == OPS else TORCH  # the Work goes to torch's own code, which is trusted
         frame = frame.f_back
     return Origin(None, entry == C10D, implicit)
+
+
+def _mode_of(frame: FrameType | None) -> FrameType | None:
+    """The frame of the user's dispatch mode that called this frame of his, by functions of his own; None if there is none."""
+    while frame is not None and is_user_file(frame.f_code.co_filename):
+        if frame.f_code.co_name.startswith("__torch_"):
+            return frame
+        frame = frame.f_back
+    return None
 
 
 def code_that_called_us() -> CodeType | None:

@@ -186,6 +186,14 @@ class Passes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class PassesByHelper(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return self.called(func, args, kwargs or {})
+
+    def called(self, func, args, kwargs):
+        return func(*args, **kwargs)
+
+
 class Calls(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
@@ -217,6 +225,13 @@ def test_a_block_that_ends_while_something_is_in_flight_is_still_the_users():
     y = torch.ones(1) + 1
     work.wait()
     assert x[0] == y == 2 and stacks() == (0, 0)
+
+
+@pytest.mark.ranks(2)
+def test_a_mode_that_passes_ops_on_by_a_function_of_its_own_reads_nothing():
+    with PassesByHelper():
+        summed = fc.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
+        assert summed.sum().item() == 4
 
 
 def test_what_one_rank_has_in_flight_is_nothing_to_another():
