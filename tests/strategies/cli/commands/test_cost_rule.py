@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies.cli.commands.cost_rule import measure
+from strategies.cli.commands.cost_rule import _chosen, measure
 from strategies.model.rule import Call, Leaf, Sample
 from tests.tools import warm
 
@@ -32,6 +32,16 @@ def test_a_call_that_is_refused_says_why():
     wrong = Sample(Call("aten.mm.default", (Leaf(0), Leaf(1))), (torch.ones(2, 3), torch.ones(2, 3)), "by hand")
     (found,) = measure(wrong, [(Replicate(), Replicate())], 2)
     assert found.refused.startswith("RuntimeError") and str(found) == "refused"
+
+
+def test_calls_are_chosen_whose_price_says_something():
+    def call(*shape, dtype=torch.float64):
+        return Sample(Call("aten.relu.default", (Leaf(0),)), (torch.ones(shape, dtype=dtype),), "by hand")
+
+    samples = [call(0, 4), call(), call(3, 5), call(8, 4, dtype=torch.int64), call(4, 4), call(8, 4), call(8, 4)]
+    assert [tuple(one.tensors[0].shape) for one in _chosen(samples, 4)] == [(8, 4), (4, 4)]
+    assert [tuple(one.tensors[0].shape) for one in _chosen(samples[:2], 4)] == [(), (0, 4)]
+    assert _chosen(samples, 4)[0].tensors[0].dtype == torch.float64
 
 
 def test_the_command_prints_both_sets_of_rules(tmp_path):
