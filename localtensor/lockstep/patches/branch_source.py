@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
+import torch
+
 _LEAVES = (
     ast.Return, ast.Break, ast.Continue, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.Delete, ast.NamedExpr,
 )  # fmt: skip
@@ -93,26 +95,35 @@ def _position(frame: FrameType) -> tuple[int, ...] | None:
 
 
 def list_at(frame: FrameType) -> list[object] | None:
-    """The list from which the frame takes an item, if it is named without a call."""
+    """The list from which the frame takes one item, if it is named without a call, and its index is an int and no slice."""
     place = _position(frame)
     if place is None or not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("BINARY_SUBSCR"):
         return None
     text = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
-    code = _container(text, frame.f_code.co_filename, place)
-    found = None if code is None else eval(code, frame.f_globals, dict(frame.f_locals))  # noqa: S307  # an expression of the frame's own
-    return found if type(found) is list else None
+    codes = _container(text, frame.f_code.co_filename, place)
+    if codes is None:
+        return None
+    scope = dict(frame.f_locals)
+    found, again, index = (eval(codes[at], frame.f_globals, scope) for at in (0, 0, 1))  # noqa: S307  # expressions of the frame's own
+    one_list = type(found) is list and found is again  # not one that a property makes each time
+    return found if one_list and isinstance(index, torch.SymInt) else None
 
 
 @functools.lru_cache(512)
-def _container(text: str, file: str, place: tuple[int, ...]) -> CodeType | None:
+def _container(text: str, file: str, place: tuple[int, ...]) -> tuple[CodeType, CodeType] | None:
+    """What the subscript at this place takes an item from, and its index; None unless both may be evaluated twice."""
     tree = tree_of(text)
     found = [one for one in ast.walk(tree) if isinstance(one, ast.Subscript) and _is_at(one, place)] if tree else []
     if len(found) != 1 or not isinstance(found[0].ctx, ast.Load):
         return None
     plain = (ast.Name, ast.Attribute, ast.Constant, ast.Subscript, ast.expr_context)
-    if not all(isinstance(one, plain) for one in ast.walk(found[0].value)):
+    index = found[0].slice
+    again = _are_calls_of(index, _QUERIES) and not any(
+        isinstance(one, (*_LEAVES, ast.Slice)) for one in ast.walk(index)
+    )
+    if not again or not all(isinstance(one, plain) for one in ast.walk(found[0].value)):
         return None
-    return compile(ast.Expression(found[0].value), file, "eval")
+    return compile(ast.Expression(found[0].value), file, "eval"), compile(ast.Expression(index), file, "eval")
 
 
 @functools.lru_cache(512)

@@ -432,6 +432,39 @@ def test_what_fails_on_one_rank_fails(program, error):
         program()
 
 
+def takes_rows_before():
+    sizes = [3, 4, 5, 6]
+    return sum(sizes[: dist.get_rank()])
+
+
+def takes_a_named_slice():
+    sizes, own = [3, 4, 5, 6], slice(None, dist.get_rank())
+    return sum(sizes[own])
+
+
+def takes_a_slice_of_a_list_that_is_made():
+    return ([3, 4] * 2)[dist.get_rank() :]
+
+
+class MakesLists:
+    @property
+    def sizes(self):
+        return [3, 4, 5, 6]
+
+
+def takes_an_item_of_a_list_that_is_made():
+    makes = MakesLists()
+    return makes.sizes[dist.get_rank()]
+
+
+@pytest.mark.parametrize("program", [
+    takes_rows_before, takes_a_named_slice, takes_a_slice_of_a_list_that_is_made, takes_an_item_of_a_list_that_is_made,
+])  # fmt: skip
+def test_a_part_of_a_list_that_cannot_be_joined_is_refused(program):
+    with lt.LocalTensorMode(RANKS), pytest.raises(lt.errors.RanksDiverge, match="value: 0 on rank 0, 1 on rank 1"):
+        program()
+
+
 def test_a_debugger_keeps_its_trace_function():
     def trace(*_):
         return None
