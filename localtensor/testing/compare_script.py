@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import reprlib
 import sys
 import textwrap
 from dataclasses import fields, is_dataclass
@@ -17,6 +18,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from localtensor.testing.compare.names import NameMap
 from localtensor.testing.compare.programs import TrainingProgram
@@ -108,7 +110,9 @@ class _Writer:
             return f"{self._module(module)}.{name}"
         if isinstance(value, FunctionType):
             return self._copied(value)
-        raise NoScript(f"{value!r} is neither a function nor a class that can be imported")
+        if isinstance(value, Tensor | tuple | dict):
+            raise NoScript("the batch is given as values, and a script wants a function that makes it")
+        raise NoScript(f"{reprlib.repr(value)} is neither a function nor a class that can be imported")
 
     def _literal(self, value: Any) -> str:
         try:

@@ -39,7 +39,7 @@ WAYS = ("threads", "lockstep", "gloo", "nccl")
 def compare(
     build: Callable[[], nn.Module],
     parallelize: Callable[[nn.Module, Any], nn.Module | None],
-    batch: Callable[[], Any],
+    batch: Callable[[], Any] | Tensor | tuple[Any, ...] | Mapping[str, Any],
     *,
     mesh: Mapping[str, int],
     loss: Callable[[Any], Tensor] | None = None,
@@ -60,7 +60,7 @@ def compare(
                  returns another (DDP, FSDP, tensor parallel, layers written by hand); or a schedule of
                  torch.distributed.pipelining, which has the loss function and gets the rank's rows.  Parameters under
                  other names, or fused with others, are found by their values
-    batch        makes one global batch: a tensor, a tuple of arguments, or a dict of named ones
+    batch        makes one global batch: a tensor, a tuple of arguments, or a dict of named ones; or is that itself
     mesh         the mesh axes and their sizes, as {"dp": 2, "tp": 2}
     loss         from the model's output to a scalar; without it only the forward pass is compared
     optimizer    from the parameters to an optimizer, as torch.optim.AdamW
@@ -89,6 +89,8 @@ def compare(
       compared  12 values; not compared: 0
     """
     _check_mesh(mesh)
+    if isinstance(batch, Tensor | tuple | Mapping):
+        batch = partial(_given, batch)
     _check_callables(build=build, parallelize=parallelize, batch=batch, loss=loss, optimizer=optimizer)
     if _takes_arguments(build):
         return compare_functions(build, parallelize, batch, mesh=mesh, loss=loss, seed=seed, on=on, script=script)
@@ -170,7 +172,7 @@ class _Function(nn.Module):
 def compare_functions(
     reference: Callable[..., Any],
     parallel: Callable[..., Any],
-    inputs: Callable[[], tuple[Any, ...]],
+    inputs: Callable[[], tuple[Any, ...]] | tuple[Any, ...],
     *,
     mesh: Mapping[str, int],
     loss: Callable[[Any], Tensor] | None = None,
@@ -180,7 +182,7 @@ def compare_functions(
 ) -> Comparison:
     """Compare a function that every rank runs with another that runs on one device, both on equal inputs.
 
-    `inputs` makes the arguments, whole on every rank; `parallel` gets the DeviceMesh too if it has a parameter `mesh`.  Results are
+    `inputs` makes the arguments, whole on every rank, or is their tuple; `parallel` gets the DeviceMesh too if it has a parameter `mesh`.  Results are
     compared as those of `compare` are: a result may be replicated, a shard, or a declared partial value.  Raises as `compare` does.
 
     >>> def halves(x, mesh):
@@ -197,6 +199,8 @@ def compare_functions(
       right before it: input of the whole model, step 0 as R
       compared  1 values; different: 1; not reached: 0; not compared: 0
     """
+    if isinstance(inputs, tuple):
+        inputs = partial(_given, inputs)
     for argument, value in (("reference", reference), ("parallel", parallel), ("inputs", inputs)):
         _check_callable("compare_functions", argument, value)
     takes_mesh = "mesh" in inspect.signature(parallel).parameters
@@ -323,6 +327,11 @@ def check_repeated(again: Repeated, argument: str = "build, batch and loss", nam
             f"{again.other} on {name} differs between two runs from one seed", argument,
             "Take all randomness from torch's generator, and leave no state behind.",
         )  # fmt: skip
+
+
+def _given(batch: Any) -> Any:
+    """The batch that was given instead of a function; what the ranks get are copies anyway."""
+    return batch
 
 
 def _check_callables(**given: object) -> None:

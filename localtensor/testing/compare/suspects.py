@@ -41,19 +41,9 @@ from localtensor.testing.compare.watch import DROPOUT, FORWARD, Key, Observation
 
 MOST_SUSPECTS = 3
 OVER_A_DIM = (
-    "sum",
-    "mean",
-    "amax",
-    "amin",
-    "logsumexp",
-    "var",
-    "var_mean",
-    "std",
-    "linalg_vector_norm",
-    "_softmax",
-    "_log_softmax",
-    "prod",
-)
+    "sum", "nansum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "logsumexp", "var", "var_mean",
+    "std", "std_mean", "linalg_vector_norm", "_softmax", "_log_softmax", "prod",
+)  # fmt: skip
 """Ops that put the elements along some dims together."""
 
 

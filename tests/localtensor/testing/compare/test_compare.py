@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 import localtensor as lt
 from localtensor.errors import Diverged, NotComparable, RankRaised, WrongType
@@ -280,11 +281,29 @@ def test_bad_input_is_one_sentence(options, words):
 
 
 @pytest.mark.parametrize(
-    ("argument", "value"), [("batch", torch.ones(4, 8)), ("optimizer", torch.optim.SGD([torch.ones(1)]))]
+    ("argument", "value"), [("batch", [torch.ones(4, 8)]), ("optimizer", torch.optim.SGD([torch.ones(1)]))]
 )
 def test_what_is_no_function_is_of_a_wrong_type(argument, value):
     with pytest.raises(WrongType, match=f"^compare: {argument}: .*it is not a function"):
         lt.compare(build, replicated, **{**TRAINED, "mesh": {"dp": 2}, argument: value})
+
+
+@pytest.mark.parametrize("batch", [torch.ones(4, 8), (torch.ones(4, 8),), {"x": torch.ones(4, 8)}])
+def test_a_batch_may_be_given_itself_and_stays_as_it_is(batch):
+    class Writes(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.add_(1))
+
+    done = lt.compare(lambda: Writes(8, 8), lambda model, mesh: model, batch, mesh={"tp": 2})
+    assert done.divergence is None and all((x == 1).all() for x in tree_leaves(batch))
+
+
+def test_arguments_of_functions_may_be_given_themselves():
+    given = (torch.arange(6.0), 2)
+    done = lt.compare(lambda x, by: x * by, lambda x, by, mesh: x.mul_(by), given, mesh={"tp": 2})
+    assert done.divergence is None and given[0].tolist() == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(Diverged, match="no script was written: the batch is given as values"):
+        lt.compare(build, lambda model, mesh: build(), torch.ones(4, 8), mesh={"dp": 2}, script="differs.py")
 
 
 def test_nothing_compared_is_no_pass():
