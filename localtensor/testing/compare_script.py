@@ -111,7 +111,7 @@ class _Writer:
         if isinstance(value, FunctionType):
             return self._copied(value)
         if isinstance(value, Tensor | tuple | dict):
-            raise NoScript("the batch is given as values, and a script wants a function that makes it")
+            raise NoScript(f"{reprlib.repr(value)} is a value, and a script needs a function that makes it")
         raise NoScript(f"{reprlib.repr(value)} is neither a function nor a class that can be imported")
 
     def _literal(self, value: Any) -> str:

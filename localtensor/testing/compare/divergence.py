@@ -264,6 +264,8 @@ def _not_compared(part: Sides, sides: Sides, findings: Findings, key: Key, one: 
         return None
     if len(missing) < len(part.ranks):
         return f"values that ranks {', '.join(missing)} do not have"
+    if key.kind == "gradient" and any(key._replace(kind=IN_STEP) in rank.seen for rank in sides.ranks):
+        return "gradients after a backward pass that was not seen, as a pipeline's; those in the step are compared"
     known = Key(0, "parameter", key.name) in findings.layouts
     return None if key.kind == "gradient" and known and bool(one.value.any()) else "values that no rank has"
 

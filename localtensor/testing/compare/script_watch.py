@@ -152,8 +152,6 @@ class ScriptWatch:
         if self._stepping == 1:  # an optimizer may call another's step
             self._see_groups()
             self.watch.enter(UPDATE)
-            if self.watch.step not in self._gone_back:
-                self._parameters_of(optimizer, "gradient")
         self._parameters_of(optimizer, IN_STEP)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

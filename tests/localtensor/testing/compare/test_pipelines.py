@@ -9,7 +9,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 import localtensor as lt
 from localtensor.errors import Diverged
+from localtensor.runner.torchrun import TorchrunOptions
 from localtensor.testing.compare.pipelines import Pipeline, pipeline_of
+from localtensor.testing.compare.scripts import compare_scripts
 
 
 class Layers(nn.Module):
@@ -115,3 +117,69 @@ def test_a_stage_may_have_an_identity_where_another_has_a_module():
 
     done = lt.compare(Normed, parallelize, mesh={"pp": 2}, **TRAINED)
     assert done.divergence is None and done.layouts["output of norm, step 0"] == "R" and not done.not_compared
+
+
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+
+class Layers(nn.Module):
+    def __init__(self, numbers):
+        super().__init__()
+        self.layers = nn.ModuleDict({str(number): nn.Linear(8, 8) for number in numbers})
+        for number, layer in self.layers.items():
+            nn.init.normal_(layer.weight, generator=torch.Generator().manual_seed(int(number)))
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x):
+        for layer in self.layers.values():
+            x = torch.tanh(layer(x))
+        return x
+
+
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+model = Layers(range(rank * 4 // ranks, (rank + 1) * 4 // ranks))
+torch.manual_seed(0)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+mse = nn.functional.mse_loss
+if ranks > 1:
+    stage = PipelineStage(model, rank, ranks, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, 4, loss_fn=mse, scale_grads="unscaled" not in sys.argv)
+for step in range(2):
+    x, target = torch.randn(2, 8, 8)
+    if ranks == 1:
+        mse(model(x), target).backward()
+    elif rank == 0:
+        schedule.step(x)
+    else:
+        schedule.step(target=target)
+    norm = sum(parameter.grad.square().sum() for parameter in model.parameters())
+    dist.all_reduce(norm)
+    for parameter in model.parameters():
+        parameter.grad.mul_(1 if "whole" in sys.argv else 0.05 / norm.sqrt())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def compared_scripts(folder, *arguments):
+    (folder / "train.py").write_text(SCRIPT)
+    alone, parallel = (TorchrunOptions(str(folder / "train.py"), arguments, ranks) for ranks in (1, 2))
+    return compare_scripts(alone, parallel, mesh={"pp": 2})
+
+
+def test_scripts_that_clip_the_gradients_of_a_pipeline_by_hand_are_compared_in_the_step(tmp_path):
+    done = compared_scripts(tmp_path)
+    assert done.divergence is None
+    assert "as a pipeline's" in done.not_compared["gradient of layers.0.weight, step 1"]
+    assert {f"gradient in the step of layers.{at}.weight, step 1" for at in range(4)} <= set(done.layouts)
+
+
+def test_gradients_of_a_scripts_pipeline_that_are_added_up_are_too_large(tmp_path):
+    found = compared_scripts(tmp_path, "unscaled", "whole").divergence
+    assert found.key.kind == "gradient in the step" and found.what == "it is 4 times too large"
