@@ -302,7 +302,7 @@ def test_arguments_of_functions_may_be_given_themselves():
     given = (torch.arange(6.0), 2)
     done = lt.compare(lambda x, by: x * by, lambda x, by, mesh: x.mul_(by), given, mesh={"tp": 2})
     assert done.divergence is None and given[0].tolist() == [0, 1, 2, 3, 4, 5]
-    with pytest.raises(Diverged, match="no script was written: tensor.* is a value, and a script needs a function"):
+    with pytest.raises(Diverged, match=r"no script was written: tensor.* is a value, and a script needs a function"):
         lt.compare(build, lambda model, mesh: build(), torch.ones(4, 8), mesh={"dp": 2}, script="differs.py")
 
 
