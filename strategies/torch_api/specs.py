@@ -28,6 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.distributed.tensor.placement_types import Placement
+from torch.utils import _pytree as pytree
 
 from localtensor.errors import Refusal, WrongType
 from localtensor.layout import Mesh, Spec, StridedShard, cut_order, lies_alike, split_factors
@@ -217,3 +218,10 @@ def local_map_declaration(value: object) -> LocalMapDeclaration | None:
     axes = {len(one) for one in every}
     given = None if gradients is None else first(gradients)
     return LocalMapDeclaration(function, first(inputs), first(outputs), given, axes.pop() if len(axes) == 1 else 0)
+
+
+def sums_bools(specs: Any) -> bool:
+    """Whether one of these layouts is a pending sum, or a mean, of booleans."""
+    placed = [x for x in pytree.tree_leaves(specs) if isinstance(x, DTensorSpec)]
+    bools = [x for x in placed if x.tensor_meta is not None and x.tensor_meta.dtype == torch.bool]
+    return any(one.is_partial("sum") or one.is_partial("avg") for x in bools for one in x.placements)

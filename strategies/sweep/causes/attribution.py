@@ -253,10 +253,12 @@ class Attributor:
         for step in steps:
             if not step.outer:
                 outer.setdefault(step.op, []).append(step)
-        for keep in (True, False):
-            for op, calls in outer.items():
-                if self.cures(*around, _op_replaced(op, keep=keep)):
-                    return self._part(max(calls, key=_spread), around, keep=keep)
+        # What makes a sum of booleans is wrong, although each op that reads it is right once it runs on whole tensors.
+        tries = [(op, False) for op, calls in outer.items() if any(step.sums_bools for step in calls)]
+        tries += [(op, keep) for keep in (True, False) for op in outer]
+        for op, keep in tries:
+            if self.cures(*around, _op_replaced(op, keep=keep)):
+                return self._part(max(outer[op], key=_spread), around, keep=keep)
         return None
 
     def _by_probe(self, trace: Trace) -> Attribution | None:

@@ -69,6 +69,10 @@ NORM = program(
 """It writes to its fourth and fifth argument."""
 
 
+ANY = program(Call("aten.any.dim", (Leaf(0), -1)), torch.ones(3, 2), inputs=((Shard(1),),), then="sum")
+"""`any` gives its shards' answers as a pending sum of booleans."""
+
+
 def caused_by(given):
     return Attributor(program_work(given), judged=False, program=given).cause()
 
@@ -117,6 +121,14 @@ def test_a_call_that_is_refused_before_any_rule_has_a_cause(given, function, det
     found = caused_by(given)
     assert (found.kind, found.place.name, found.op) == (DISPATCHER, function, "")
     assert (found.detail, found.fix, found.why) == (detail, fix, why)
+
+
+@pytest.mark.skipif(torch.__version__.split(".")[:2] != ["2", "13"], reason="other versions have other faults")
+def test_what_makes_a_sum_of_booleans_is_the_cause_and_not_what_reads_it():
+    found = caused_by(ANY)
+    assert (found.op, found.detail) == ("aten.any.dim", "S(1) -> P(sum)")
+    floats = Attributor(program_work(RIGHT), judged=False)._traced()[0]
+    assert floats.steps and not any(step.sums_bools for step in floats.steps)
 
 
 def test_calls_that_are_refused_in_one_way_have_one_cause_whatever_their_op():
