@@ -2,7 +2,7 @@
 
     python -m tests.tools.compare.by_hand [NAME ...]
 
-The mean of the ranks' losses is compared with the loss on one device, over at least four steps.
+The mean of the ranks' losses is compared with the loss on one device, over at least four steps.  Functions have none.
 """
 
 import sys
@@ -27,6 +27,8 @@ def rows_of(batch: Any, mesh: Any, axes: tuple[str, ...]) -> Any:
         index, count = index * mesh[axis].size() + mesh[axis].get_local_rank(), count * mesh[axis].size()
     if isinstance(batch, Tensor):
         return batch.chunk(count)[index]
+    if isinstance(batch, tuple):
+        return tuple(rows_of(one, mesh, axes) for one in batch)
     return {name: rows_of(one, mesh, axes) for name, one in batch.items()}
 
 
@@ -53,7 +55,8 @@ def train(model: Any, given: dict[str, Any], batches: list[Any]) -> list[float]:
     losses = []
     for batch in batches:
         optimizer.zero_grad()
-        loss = given["loss"](model(**batch) if isinstance(batch, dict) else model(batch))
+        arguments = batch if isinstance(batch, tuple) else (batch,)
+        loss = given["loss"](model(**batch) if isinstance(batch, dict) else model(*arguments))
         losses.append(float(loss.detach()))
         loss.backward()
         optimizer.step()
@@ -102,6 +105,9 @@ def difference(case: Case) -> float:
 def main(names: list[str]) -> None:
     for case in cases():
         if names and case.name not in names and case.file.stem not in names:
+            continue
+        if "loss" not in case.program():
+            print(f"NO LOSS          {case.name}", flush=True)
             continue
         try:
             print(f"{'faulty' if case.kind else 'right '} {difference(case):9.2e}  {case.name}", flush=True)

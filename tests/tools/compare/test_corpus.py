@@ -1,5 +1,6 @@
 """The corpus is what it says: enough programs, in enough classes, each labelled and cited."""
 
+import inspect
 import re
 from collections import Counter
 
@@ -26,6 +27,13 @@ def test_there_are_sixty_faulty_programs_of_fifteen_classes_and_sixty_right_ones
     assert [name for name, count in Counter(case.name for case in EVERY).items() if count > 1] == []
 
 
+def test_each_set_that_was_written_last_has_ten_faulty_programs_and_ten_right_ones():
+    for files in ("late", "last", "unseen_"):
+        last = [case for case in EVERY if case.file.stem.startswith(files) and case.late]
+        assert sum(bool(case.kind) for case in last) == sum(not case.kind for case in last) == 10, files
+    assert sum(case.late for case in EVERY) == 60
+
+
 def test_each_faulty_program_is_labelled_and_cited():
     for case in FAULTY:
         assert case.module and set(case.word.split("|")) <= set(WORDS) and case.places, case.name
@@ -39,12 +47,22 @@ def test_right_programs_have_no_mark():
 def test_a_program_gives_the_arguments_of_compare():
     for case in EVERY:
         given = case.program()
-        assert {"build", "parallelize", "batch", "mesh", "loss"} <= set(given), case.name
+        assert {"build", "parallelize", "batch", "mesh"} <= set(given), case.name
+        takes = inspect.signature(given["build"]).parameters.values()
+        functions = any(one.default is one.empty for one in takes)
+        assert ("loss" in given) != functions, case.name
         assert 2 <= max(given["mesh"].values()) <= 4, case.name
 
 
 @pytest.mark.parametrize(
-    ("name", "right"), [("mlp_of_column_and_row", True), ("row_without_sum", False), ("gradients_summed", False)]
+    ("name", "right"),
+    [
+        ("mlp_of_column_and_row", True),
+        ("row_without_sum", False),
+        ("gradients_summed", False),
+        ("tied_vocabulary_of_thirteen", True),
+        ("maximum_of_own_vocabulary", False),
+    ],
 )
 def test_both_sides_by_hand_tell_right_from_faulty(name, right):
     assert (difference(named(name)) < 1e-6) == right

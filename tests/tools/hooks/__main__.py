@@ -14,7 +14,7 @@ from localtensor.testing import assert_typecheck_hook
 from strategies.validation.assertions.rule import NothingTested
 from strategies.validation.assertions.typecheck_hook import WrongHook
 from strategies.validation.sources.spmd_types.typed import quiet_checker
-from tests.tools.hooks import corpus, late
+from tests.tools.hooks import corpus, late, unseen_right, unseen_wrong
 
 RIGHT, WRONG, NOTHING = "right", "wrong", "nothing tested"
 
@@ -75,6 +75,10 @@ def score(judge, hooks, shown: bool) -> None:
     )
 
 
+def unseen() -> list[corpus.Hook]:
+    return [*unseen_right.every(), *unseen_wrong.every()]
+
+
 JUDGES = (ours, theirs, theirs_in_lockstep)
 
 
@@ -82,10 +86,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=[judge.__name__ for judge in JUDGES])
     parser.add_argument("--names", nargs="*")
-    parser.add_argument("--late", action="store_true", help="the hooks that were written last, in other styles")
+    last = parser.add_mutually_exclusive_group()
+    last.add_argument("--late", action="store_true", help="the hooks that were written last, in other styles")
+    last.add_argument("--unseen", action="store_true", help="those of an author who had read the documentation alone")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    hooks = [hook for hook in (late if given.late else corpus).every() if not given.names or hook.name in given.names]
+    chosen = late.every() if given.late else unseen() if given.unseen else corpus.every()
+    hooks = [hook for hook in chosen if not given.names or hook.name in given.names]
     for judge in JUDGES:
         if given.only in (None, judge.__name__):
             with in_place_of_torch() if judge is theirs_in_lockstep else contextlib.nullcontext():

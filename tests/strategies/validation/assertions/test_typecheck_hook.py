@@ -7,7 +7,7 @@ from spmd_types import rules
 
 from localtensor.testing import WrongHook, assert_typecheck_hook
 from strategies.validation.assertions.rule import NotARule, NothingTested
-from tests.tools.hooks import corpus
+from tests.tools.hooks import corpus, unseen_right, unseen_wrong
 from tests.tools.hooks.kernels import draw, function
 
 RIGHT = {hook.name: hook for hook in corpus.right()}
@@ -40,6 +40,19 @@ def test_each_class_of_mistakes_is_found(mistake):
     for hook in [one for one in WRONG.values() if one.mistake == mistake][::7]:
         with pytest.raises(WrongHook, match=hook.name):
             assert_typecheck_hook(hook.function, hook.args)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("hook", unseen_right.every(), ids=lambda hook: hook.name)
+def test_a_right_hook_of_an_author_who_had_read_the_documentation_alone_passes(hook):
+    assert_typecheck_hook(hook.function, hook.args)
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("hook", unseen_wrong.every(), ids=lambda hook: hook.name)
+def test_a_wrong_hook_of_an_author_who_had_read_the_documentation_alone_is_found(hook):
+    with pytest.raises(WrongHook, match=hook.function.__name__):
+        assert_typecheck_hook(hook.function, hook.args)
 
 
 def test_the_message_names_the_claim_the_pieces_and_the_values():
