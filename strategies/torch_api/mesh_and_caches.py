@@ -38,6 +38,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import traceback
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, TypeVar
 
@@ -45,7 +46,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redistribute
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redistribute, _sharding_prop
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema
@@ -54,6 +55,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from localtensor._util.patching import replaced, wrapped
 from localtensor.concurrency import IdentityKey, uncommon_value_key, value_key
+from localtensor.errors import LocalTensorError
 from localtensor.layout import Mesh
 from localtensor.threads import ambient_settings
 
@@ -179,6 +181,22 @@ def _cached(
         return known[key]
 
     return answer
+
+
+def is_refusal_of_rules(error: BaseException) -> bool:
+    """Whether DTensor's propagation has raised an error, which is that of every rank: it sees no rank's piece.
+
+    In lockstep an error of this package, as of a number that differs between ranks, is none.
+    """
+    chain: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in chain:
+        chain.append(following)
+        following = following.__cause__ or following.__context__
+    if any(isinstance(one, LocalTensorError) for one in chain):
+        return False
+    files = (frame.f_code.co_filename for one in chain for frame, _ in traceback.walk_tb(one.__traceback__))
+    return _sharding_prop.__file__ in files
 
 
 _TRACE_PARAMETERS = ["self", "op_schema", "placement", "mesh"]

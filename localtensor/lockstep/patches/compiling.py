@@ -179,6 +179,7 @@ class Compiler:
     def __init__(self, mode: Mode, callback: Any) -> None:
         from torch._dynamo.convert_frame import catch_errors_wrapper
 
+        kernels.install()  # not before something is compiled: inductor takes a second to import
         converter = callback._torchdynamo_orig_backend
         compile_graph = converter._torchdynamo_orig_backend
         self._codes: set[CodeType] = set()
@@ -251,7 +252,6 @@ def install_in_dynamo() -> None:
     patch_attribute(eval_frame, "_callback_from_stance", _callback)
     if hasattr(runtime_wrappers, "HANDLED_TYPES"):  # of the mode that looks at a compiled function's first call
         runtime_wrappers.HANDLED_TYPES = proxy_tensor.HANDLED_TYPES
-    kernels.install()
 
 
 # Those of fake tensors serve LocalTensors outside of any mode, too.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -99,6 +100,7 @@ def _compile_fx(mode: Mode, original: Fn, graph: Any, inputs: Any, *args: Any, *
     return original(graph, inputs, inner, *args[1:], **kwargs)
 
 
+@cache
 def install() -> None:
     """Patch inductor, if this torch has it."""
     from torch._inductor import compile_fx

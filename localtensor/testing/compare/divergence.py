@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -148,6 +148,9 @@ class Sides:
         return slack
 
 
+Suspects = dict[tuple[int, str], Divergence]  # by step and parameter: a fault only if that differs after the step
+
+
 def first_divergence(sides: Sides) -> Findings:
     """Goes through the observations of one device in order, and stops at the first that differs.
 
@@ -156,14 +159,11 @@ def first_divergence(sides: Sides) -> Findings:
     module that has it goes wrong: programs may count for themselves.
     """
     findings = Findings()
-    suspects: dict[tuple[int, str], Divergence] = {}
+    suspects: Suspects = {}
     buffers: dict[str, Divergence] = {}
-    for key, one in sides.reference.seen.items():
-        held = [rank.seen.get(key) for rank in sides.ranks]
-        there = [x for x in held if x is not None]
-        part = _part(sides, key, held)
-        why = _not_compared(part, sides, findings, key, one)
-        if why:
+    for key in sides.reference.seen:
+        one, part, there = _held(sides, key)
+        if why := _not_compared(part, sides, findings, key, one):
             findings.not_compared[key] = why
             continue
         layout, problem = _layout_and_problem(part, findings, key, one, there)
@@ -188,12 +188,12 @@ def first_divergence(sides: Sides) -> Findings:
             suspects.setdefault((key.step, key.name), found)
             continue
         found = buffers.get(key.name, found) if key.kind in ("output", "input") else found
-        findings.divergence = next(iter(suspects.values()), found)
+        findings.divergence = next(_wrong_after_step(sides, findings, suspects), found)
         findings.not_compared.pop(found.key, None)
         findings.differing.append(findings.divergence.key)
         break
     else:
-        findings.divergence = next(iter(suspects.values()), None) or _computed_again(sides)
+        findings.divergence = next(_wrong_after_step(sides, findings, suspects), None) or _computed_again(sides)
     if findings.divergence is not None:
         ranks = [rank for rank, one in enumerate(sides.ranks) if findings.divergence.key in one.seen]
         findings.part = tuple(ranks) if 0 < len(ranks) < len(sides.ranks) else ()
@@ -201,13 +201,22 @@ def first_divergence(sides: Sides) -> Findings:
     return findings
 
 
+def _wrong_after_step(sides: Sides, findings: Findings, suspects: Suspects) -> Iterator[Divergence]:
+    """Those of the suspects whose parameter differs after the step; it may come after the first that does."""
+    for (step, name), found in suspects.items():
+        after = Key(step, AFTER, name)
+        one, part, there = _held(sides, after)
+        layout, problem = _layout_and_problem(part, findings, after, one, there)
+        if layout is None or problem is not None:
+            yield found
+
+
 def _compare_the_rest(sides: Sides, findings: Findings) -> None:
     """What comes after the first divergence: which of it differs, too."""
     done = Findings(dict(findings.layouts), dict(findings.not_compared))
     rest = [key for key in sides.reference.seen if key not in findings.layouts and key not in findings.not_compared]
     for key in rest[:MOST_AFTER]:
-        one, held = sides.reference.seen[key], [rank.seen.get(key) for rank in sides.ranks]
-        part, there = _part(sides, key, held), [x for x in held if x is not None]
+        one, part, there = _held(sides, key)
         if not there or _not_compared(part, sides, done, key, one):
             continue
         layout, problem = _layout_and_problem(part, done, key, one, there)
@@ -217,16 +226,15 @@ def _compare_the_rest(sides: Sides, findings: Findings) -> None:
             done.layouts[key] = findings.layouts[key] = layout
 
 
-def _part(sides: Sides, key: Key, held: Sequence[Observation | None]) -> Sides:
-    """The sides with the ranks that have a value: a pipeline's stage, or what only some ranks keep; else all ranks."""
-    ranks = [rank for rank, one in enumerate(held) if one is not None]
-    if not 0 < len(ranks) < len(held):
-        return sides
-    of_module = key.kind in ("input", "output", "loss", GRADIENT_OF_OUTPUT, DROPOUT)
+def _held(sides: Sides, key: Key) -> tuple[Observation, Sides, list[Observation]]:
+    """What one device has, the sides with the ranks that have it too (all, or those of a stage, say), and what these hold."""
+    each = [rank.seen.get(key) for rank in sides.ranks]
+    ranks = [rank for rank, one in enumerate(each) if one is not None]
+    of_module = key.kind in ("input", "output", "loss", GRADIENT_OF_OUTPUT, DROPOUT, "buffer")
     keep = [rank for rank, one in enumerate(sides.ranks) if Key(0, "parameter", key.name) in one.seen]
-    if sides.microbatches < 2 and (of_module or key.kind == "buffer" or keep != ranks):
-        return sides
-    return sides.part_of(ranks) or sides
+    some = 0 < len(ranks) < len(each) and (sides.microbatches > 1 or (not of_module and keep == ranks))
+    part = sides.part_of(ranks) if some else None
+    return sides.reference.seen[key], part or sides, [one for one in each if one is not None]
 
 
 def _layout_and_problem(

@@ -15,6 +15,7 @@ from typing import Any
 from torch.utils._pytree import tree_map
 
 from localtensor._util import lazy
+from localtensor.errors.base import rank_names
 from localtensor.testing.compare.divergence import Divergence, Findings, Sides
 from localtensor.testing.compare.explain import (
     HELD_AS_PARAMETER,
@@ -216,9 +217,26 @@ class OpSearch:
                         None,
                     )
                 continue
+            if alone := self._made_on_some_ranks(values):
+                yield f"replicas along {over} differ: {alone}", None
+                continue
             made = self.of.made(values)
             of = f", of {made[1].name}, {made[1].places[0]}" if made is not None and made[1].places else ""
             yield f"an all_reduce over {over} is missing: it reads a pending sum{of}", marks.get(values[0])
+
+    def _made_on_some_ranks(self, values: Values) -> str:
+        """The op that has made a value on some ranks, where the others still have what they began with; else empty.
+
+        Zeros there and the value here add up to it, as the parts of a sum do.
+        """
+        places = [stream.made_by.get(value) for stream, value in zip(self.of.streams, values, strict=True)]
+        ranks = [rank for rank, at in enumerate(places) if at is not None]
+        if not 0 < len(ranks) < len(places):
+            return ""
+        op = self.of.streams[ranks[0]].ops[places[ranks[0]] or 0]
+        numbers = self.of.sides.numbers or range(len(places))
+        named = ", ".join(map(str, (op.name, *op.places[:1])))
+        return f"{named} has run on {rank_names([numbers[rank] for rank in ranks])} alone"
 
     def _of_slices(self, op: Op, reads: Sequence[Values]) -> Iterator[str]:
         """By what the result is a slice of; not of rows, which ranks may put together as they like."""

@@ -36,7 +36,7 @@ from strategies.programs.run.verdict import Confirmation, confirmation_of, raise
 from strategies.torch_api import rank_runs
 from strategies.torch_api.code_places import NO_RETURN
 from strategies.torch_api.dtensor import registrations_restored
-from strategies.torch_api.mesh_and_caches import averages_as_sums, world_mesh
+from strategies.torch_api.mesh_and_caches import averages_as_sums, is_refusal_of_rules, world_mesh
 from strategies.torch_api.rank_runs import MeshTask, RankProcesses
 from strategies.validation.difference import coarsest_eps
 from strategies.validation.probe import Case
@@ -213,7 +213,12 @@ def _lockstep_results(parts: Sequence[ProgramRankTask], mesh: DeviceMesh) -> lis
         raise NeedsRankThreads("laws of random ops and context parallelism")
     columns = zip(*(part.pieces for part in parts), strict=True)
     pieces = tuple(lt.LocalTensor(list(column)) for column in columns)
-    outs = rank_run.call_results(replace(parts[0], pieces=pieces), mesh)
+    try:
+        outs = rank_run.call_results(replace(parts[0], pieces=pieces), mesh)
+    except Exception as error:
+        if not is_refusal_of_rules(error):
+            raise
+        return [ProgramRankResult("op", (error_in_one_line(error),) * len(parts))] * len(parts)
     by_rank = functools.partial(rank_runs.values_by_rank, ranks=len(parts))
     local = [by_rank(out.to_local() if isinstance(out, DTensor) else out) for out in outs]
     whole = [by_rank(out.full_tensor() if isinstance(out, DTensor) else out) for out in outs]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.tools.compare.by_hand import difference
 from tests.tools.compare.cases import WORDS, cases
-from tests.tools.compare.score import Answer, table
+from tests.tools.compare.score import Answer, ask, table
 
 EVERY = list(cases())
 FAULTY = [case for case in EVERY if case.kind]
@@ -66,6 +66,23 @@ def test_a_program_gives_the_arguments_of_compare():
 )
 def test_both_sides_by_hand_tell_right_from_faulty(name, right):
     assert (difference(named(name)) < 1e-6) == right
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "words"),
+    [
+        ("gradients_reduced_to_another_owner", "2.weight", "all_reduce of the gradient over dp is missing"),
+        (
+            "running_center_of_rank_zero_only",
+            "center",
+            r"replicas along dp differ: lerp_, \S+ in update has run on rank 0",
+        ),
+    ],
+)
+def test_what_is_right_after_the_step_and_what_one_rank_has_alone_are_told_apart(name, module, words):
+    answer = ask(named(name))
+    assert answer.module and f" of {module}, step 0" in answer.text
+    assert re.search(words, answer.because)
 
 
 def test_the_score_reads_module_line_and_words():

@@ -1,6 +1,8 @@
 """torch.compile and AOTAutograd in lockstep: one graph, compiled once, right for all ranks, forward and backward."""
 
 import copy
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -400,3 +402,14 @@ def test_a_kernel_of_inductor_runs_once_for_each_different_value(mode):
 def test_a_graph_that_communicates_or_draws_runs_op_by_op(mode):
     assert compiled_by_inductor(communicating, rows())[1] == ["graph"]
     assert compiled_by_inductor(lambda x: x + torch.rand(2), rows())[1] == ["graph"]
+
+
+@pytest.mark.slow
+def test_a_mode_does_not_import_inductor_while_nothing_is_compiled():
+    program = (
+        "import sys, torch, torch._dynamo, localtensor as lt\n"
+        "with lt.LocalTensorMode(2): torch.ones(2) + 1\n"
+        "assert 'torch._inductor.compile_fx' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -49,6 +49,14 @@ def test_lockstep_and_rank_threads_say_the_same(program):
         assert threads.refused or threads.wrong
 
 
+def test_a_refusal_of_the_rules_is_that_of_every_rank_without_a_run_on_threads():
+    refused = next(program for program in VARIED if program.sample.op == "aten.unbind.int")
+    with simulated_run.quiet():
+        [one], [threads] = run_in_lockstep([work(refused)]), run_on_threads([work(refused)])
+    assert one is not None and one.refused
+    assert (one.refused, one.note, one.wrong) == (threads.refused, threads.note, threads.wrong)
+
+
 @if_cumprod_is_wrong
 def test_programs_come_back_in_their_order_whatever_becomes_of_their_neighbours():
     found = run_simulated_programs(VARIED)
