@@ -39,7 +39,7 @@ from strategies.programs.shrink.search import ShrinkTask, smaller_candidates
 from strategies.sweep import aggregate, executors
 from strategies.sweep.source_runs import confirm_claims, source_samples
 from strategies.torch_api import user_modules
-from strategies.torch_api.decompositions import without_dynamo
+from strategies.torch_api.decompositions import without_dynamo, without_stacks
 from strategies.torch_api.mesh_and_caches import cached_traces
 from strategies.torch_api.rank_runs import prepare_confirmation
 from strategies.torch_api.user_modules import import_rules
@@ -179,7 +179,7 @@ def run_validation(settings: Settings, journal: Journal, progress: Progress) -> 
 
     Returns the seconds of each phase.  Raises as `validate`.
     """
-    with without_dynamo():
+    with without_dynamo(), without_stacks():
         return _Validation(settings, journal, progress).run_phases()
 
 

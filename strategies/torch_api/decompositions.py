@@ -1,6 +1,6 @@
 """DTensor's tracer of decompositions: one object for each propagator since torch 2.12, a class of static functions in 2.11.
 
-And decompositions that are called without torch._dynamo, whose import takes a second.
+And decompositions that are called without torch._dynamo, whose import takes a second; fake modes without the stacks of their makers.
 
 | torch part (under torch.distributed.tensor)                               | read on     | run on     |
 |-----------------------------------------------------------------------------|-------------|------------|
@@ -8,6 +8,7 @@ And decompositions that are called without torch._dynamo, whose import takes a s
 | _get_candidate_placements (set on a copy)                                 |             |            |
 | without it, _decompositions.DecompShardingStrategy with the same names    | 2.11        | 2.11       |
 | torch._compile._disable_dynamo asks getattr(function, "__dynamo_disable") | 2.11 - 2.15 | 2.13       |
+| torch._subclasses.fake_tensor.traceback: extract_stack for each fake mode | by feature  | 2.13       |
 
 `tests/strategies/torch_api/test_decompositions.py` checks each part by name.
 """
@@ -15,11 +16,13 @@ And decompositions that are called without torch._dynamo, whose import takes a s
 from __future__ import annotations
 
 import sys
+import traceback
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import _compile
+from torch._subclasses import fake_tensor
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
 from torch.distributed.tensor._op_schema import OpSchema
 
@@ -68,6 +71,21 @@ def without_dynamo() -> AbstractContextManager[None]:
     it off.  Once anything else has imported it, torch switches it off as always.
     """
     return replaced(_compile, "getattr", _getattr)  # in front of the builtin, for the functions of that module alone
+
+
+class _NoStack:
+    """The module `traceback`, for fake modes: they only show in an error where each was made."""
+
+    format_list = staticmethod(traceback.format_list)
+
+    @staticmethod
+    def extract_stack() -> list[traceback.FrameSummary]:
+        return []
+
+
+def without_stacks() -> AbstractContextManager[None]:
+    """While active, fake modes do not note the stack on which they are made: DTensor makes one for each answer of a rule."""
+    return replaced(fake_tensor, "traceback", _NoStack) if hasattr(fake_tensor, "traceback") else nullcontext()
 
 
 def _getattr(owner: Any, name: str, *default: Any) -> Any:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
 
@@ -141,3 +142,10 @@ else:
 def test_a_decomposition_is_called_without_the_compiler_until_it_is_imported():
     done = subprocess.run([sys.executable, "-c", FIRST_CALLS], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["True True True False", "True False True False"]
+
+
+def test_fake_modes_note_no_stack_meanwhile():
+    made = FakeTensorMode().stack
+    with decompositions.without_stacks():
+        assert "test_fake_modes" in made and FakeTensorMode().stack == ""
+    assert "test_fake_modes" in FakeTensorMode().stack
