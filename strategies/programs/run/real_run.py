@@ -169,7 +169,9 @@ def run_simulated_programs(programs: Sequence[Program], *, quick: bool = False) 
 def _truth(program: Program, known: dict[Any, OracleResult]) -> OracleResult:
     key = id(program.sample), program.then, program.seed, has_partial(program)
     if key not in known:
-        torch.manual_seed(program.seed)
+        # Without a GPU in use, torch.manual_seed would note three stacks, for devices that may come later.
+        seed = torch.manual_seed if torch.cuda.is_initialized() else torch.default_generator.manual_seed
+        seed(program.seed)
         known[key] = oracle_of_sample(program.sample, program.then, program.seed, partial=key[-1])
     return known[key]
 
