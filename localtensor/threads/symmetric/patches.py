@@ -187,6 +187,7 @@ class _TorchOfRanks:
 
 
 _ACCELERATOR = {
+    "current_accelerator": lambda check_available=False: torch.device("cuda"),  # since 2.15: whether a group is served
     "current_stream": streams.current_stream,
     "current_device_index": lambda: 0,
     "is_available": lambda: False,
