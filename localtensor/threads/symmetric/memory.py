@@ -66,6 +66,7 @@ class SymmetricMemory:
         self.backends: dict[int, str] = {}  # by rank: what `set_backend` has set
         self.watches: dict[int, Any] = {}  # by rank
         self.meetings: list[Meeting] = []
+        self.group_clocks: dict[int, dict[int, Clock]] = {}  # by group: see `Meeting.group_clocks`
         self._counts: dict[int, int] = {}
         self._unwritten: list[tuple[Access, Buffer, int, int]] = []
         self._persistent: dict[tuple[int, int], tuple[Buffer, ReferenceType[torch.Tensor]]] = {}  # by rank and number

@@ -24,6 +24,7 @@ from localtensor.errors import (
     SignalNotConsumed,
     SymmetricRace,
 )
+from localtensor.threads.symmetric import signals
 from localtensor.threads.symmetric.handle import CPP
 from localtensor.threads.symmetric.watch import SymmetricWatch
 
@@ -321,6 +322,51 @@ def test_a_wrong_value_from_unwritten_memory_is_named_before_the_assertion_that_
         assert mine.sum() == 8
 
     assert isinstance(fails(ReadUnwritten, program), ReadUnwritten)
+
+
+# What each of two streams does, given handles of two buffers and of a buffer of another group, and the first buffer.
+STREAMS = {
+    "barriers": (lambda one, *_: one.barrier(), lambda one, *_: one.barrier(channel=1)),
+    "barriers of two buffers": (lambda one, *_: one.barrier(), lambda _, two, *__: two.barrier()),
+    "signals": (lambda one, *_: exchange(one, 0), lambda one, *_: exchange(one, 1)),
+    "ops": (lambda _, __, ___, mine: one_shot(mine), lambda _, __, ___, mine: one_shot(mine)),
+    "groups": (lambda one, *_: one.barrier(), lambda _, __, other, ___: other.barrier()),
+}
+
+
+def exchange(handle, channel):
+    handle.put_signal(1 - handle.rank, channel)
+    handle.wait_signal(1 - handle.rank, channel)
+
+
+def one_shot(mine):
+    torch.ops.symm_mem.one_shot_all_reduce(mine, "sum", dist.group.WORLD.group_name)
+
+
+@pytest.mark.parametrize("backend", ["CUDA", "NVSHMEM"])
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("calls", STREAMS)
+def test_since_215_the_calls_of_a_group_are_ordered_whatever_their_stream(calls, ordered, backend, monkeypatch):
+    def program():
+        symm_mem.set_backend(backend)
+        mine, handle = meet(8)
+        parts = (handle, meet(8)[1], meet(8, group=dist.new_group([0, 1]))[1], mine)
+        first, second = torch.cuda.Stream(), torch.cuda.Stream()
+        with first:
+            mine.fill_(1)
+            STREAMS[calls][0](*parts)
+        with second:
+            STREAMS[calls][1](*parts)
+            mine.fill_(2)
+        torch.cuda.synchronize()
+        return mine[0].item()
+
+    monkeypatch.setattr(signals, "STREAMS_ORDERED", ordered)
+    if ordered and backend == "CUDA" and calls != "groups":
+        assert lt.run(program, ranks=2, leftovers="ignore").values == (2.0, 2.0)
+    else:
+        error = fails(SymmetricRace, program, leftovers="ignore")
+        assert {error.first.stream, error.second.stream} != {"the default stream"}
 
 
 def test_a_signal_that_no_rank_waits_for_is_an_error():
