@@ -101,6 +101,15 @@ class NoSuchPeer(base.Refusal, RuntimeError, call="symm_mem.{call}", argument="{
     """A rank or channel that the group of a handle does not have; a RuntimeError, as in torch."""
 
 
+class ForeignHandle(
+    base.Refusal, RuntimeError, call="symm_mem.{call}", argument="handle", values="the handle of rank {owner}"
+):
+    """A handle that another rank than its own uses; in real processes no rank has the handle of another."""
+
+    PROBLEM = "rank {caller} uses it"
+    REMEDY = "Let each rank use the handle that its own call of symm_mem.rendezvous returned."
+
+
 class NotSymmetric(base.Refusal, RuntimeError, call="symm_mem.{call}"):
     """A tensor that is not in symmetric memory, or not known to the group; a RuntimeError, as in torch."""
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor._util.ambient import simulation_of_this_rank
-from localtensor.errors import NotServed
+from localtensor.errors import NotServed, OutsideBuffer
 from localtensor.threads.symmetric import meaning
 from localtensor.threads.symmetric.handle import CPP, SymmetricHandle, handle_of, peers_of
 from localtensor.threads.symmetric.memory import memory_of
@@ -75,6 +75,7 @@ def two_shot_all_reduce_out(x: Tensor, op: str, group: str, output: Tensor) -> T
 def multimem_one_shot_reduce_out(x: Tensor, op: str, root: int, group: str, out: Tensor) -> Tensor:
     """The root reads the tensor of every peer."""
     handle = handle_of("multimem_one_shot_reduce_out", x, group, op=op)
+    handle.peer_number("multimem_one_shot_reduce_out", "root", root)
     handle.barrier()
     if handle.rank == root:
         out.copy_(meaning.fold(peers_of(handle, x), wide=True))
@@ -107,6 +108,7 @@ def reduce_scatter_out(x: Tensor, group: str, split_last_dim: bool, output: Tens
 def tile_reduce(tile: Tensor, out: Tensor, root: int, group: str, op: str = "sum") -> None:
     """The root reads the same tile, which may be strided, of every peer."""
     handle = handle_of("tile_reduce", tile, group, "in_tile", op=op)
+    handle.peer_number("tile_reduce", "root", root)
     handle.barrier()
     if handle.rank == root:
         out.copy_(meaning.fold([_same_tile(handle, tile, peer) for peer in range(handle.world_size)]))
@@ -121,6 +123,8 @@ def _same_tile(handle: SymmetricHandle, tile: Tensor, peer: int) -> Tensor:
 def multi_root_tile_reduce(tiles: Held, out: Tensor, roots: Sequence[int], group: str, op: str = "sum") -> None:
     """Rank `roots[i]` gets the reduction of the i-th tile."""
     handle = handle_of("multi_root_tile_reduce", tiles[0], group, "in_tiles", op=op)
+    for root in roots:
+        handle.peer_number("multi_root_tile_reduce", "roots", root)
     handle.barrier()
     for tile, root in zip(tiles, roots, strict=True):
         if handle.rank == root:
@@ -131,6 +135,7 @@ def multi_root_tile_reduce(tiles: Held, out: Tensor, roots: Sequence[int], group
 def nvshmem_broadcast(x: Tensor, root: int, group: str) -> Tensor:
     """Each rank reads the tensor of the root."""
     handle = handle_of("nvshmem_broadcast", x, group)
+    handle.peer_number("nvshmem_broadcast", "root", root)
     handle.barrier()
     if handle.rank != root:
         x.copy_(peers_of(handle, x)[root])
@@ -285,12 +290,22 @@ def _route(call: str, parts: tuple[Tensor, ...], group: str, *, to_experts: bool
         for minor in range(minors):
             entry, peer = major * minors + minor, minor if to_experts else major
             count, begin = counts[entry], sources[entry]
+            if offset + count > len(out) or begin + count > len(rows[peer]):
+                raise _no_room(call, offset + count, out, begin + count, rows[peer])
             out[offset : offset + count].copy_(rows[peer][begin : begin + count])
             table[1, entry].fill_(offset)
             offset += count
         if align is not None:
             offset = first + max(-(-(offset - first) // align) * align, align)
     handles[0].barrier()
+
+
+def _no_room(call: str, wanted: int, out: Tensor, end: int, rows: Tensor) -> OutsideBuffer:
+    """The error of splits that do not fit the rows of a peer, or of what they add up to and `out` has no room for."""
+    if wanted > len(out):
+        problem = f"the rows that this rank receives end at row {wanted}"
+        return OutsideBuffer(call, "out", f"{len(out)} rows", problem)
+    return OutsideBuffer(call, "in_splits", f"splits that end at row {end}", f"the input has {len(rows)} rows")
 
 
 def _words(x: Tensor, offset: int, val: int, count: int = 1) -> Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 from weakref import ReferenceType, ref
 
+import numpy as np
 import torch
 from torch.distributed import distributed_c10d as c10d
 
@@ -101,8 +102,9 @@ class SymmetricMemory:
             buffer = None if alloc_id is None else self._kept(rank, alloc_id, size_in_bytes)
             if buffer is None:
                 on_gpu = device.type == "cuda" and torch.cuda.is_available()
-                where = device if on_gpu else "cpu"
-                raw = torch.full((size_in_bytes,), UNWRITTEN, dtype=torch.uint8, device=where)
+                # From an array: such memory cannot be resized, as torch's cannot.
+                raw = torch.from_numpy(np.full(size_in_bytes, UNWRITTEN, np.uint8))
+                raw = raw.to(device) if on_gpu else raw
                 number = self._counts[rank] = self._counts.get(rank, -1) + 1
                 line = origin(sys._getframe(2)).line
                 buffer = Buffer(number, rank, raw, Pad(rank, pad_size), self.order, line)

@@ -51,6 +51,9 @@ def _empty(
     alloc_id: int | None = None,
 ) -> torch.Tensor:
     memory, rank = _here()  # type: ignore[misc]
+    if torch.device(device).type not in ("cpu", "cuda"):
+        detail = f"memory of a device {torch.device(device).type!r} is not simulated"
+        raise NotServed("symm_mem.empty", detail, gloo_has_it=False)
     watch_of(memory, rank)
     made = memory.allocate(rank, size, stride, dtype, torch.device(device), int(CPP.signal_pad_size), alloc_id)
     memory.buffer_of(made).group_name = group_name  # type: ignore[union-attr]
