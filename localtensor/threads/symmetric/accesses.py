@@ -114,7 +114,7 @@ def footprint_of_elements(x: torch.Tensor, chosen: torch.Tensor) -> Footprint | 
 class Access:
     """One access: by which stream of which rank, at which of its times, to which bytes, by which op in which line.
 
-    `after` is the number of calls in the log of the run before it.
+    `after` is the number of calls in the log of the run before it, `others` the times of the rank's other streams.
     """
 
     lane: Lane
@@ -124,6 +124,7 @@ class Access:
     op: str
     line: Line
     after: int = 0
+    others: tuple[tuple[Lane, int], ...] = ()
 
     @property
     def rank(self) -> int:

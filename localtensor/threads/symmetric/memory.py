@@ -25,6 +25,7 @@ MOST_READS, READS_IN_A_TURN = (
     1000,
     64,
 )  # reads that a rank's loop may repeat: so many are kept, and other ranks run then
+MOST_STREAMS = 7  # of a rank, beside its default one, whose times an access keeps
 FROM_ROOT, TO_ROOT = frozenset({"broadcast", "scatter"}), frozenset({"reduce", "gather"})
 
 
@@ -187,6 +188,9 @@ class SymmetricMemory:
 
     def _check(self, lane: Lane, op: str, use: Use, buffer: Buffer, line: Line) -> None:
         access = Access(lane, lane.time, use.writes, use.bytes, op, line, len(self.simulation.log))
+        if len(lane.host.lanes) > 1:
+            some = (lane.host.default, *lane.host.lanes[-MOST_STREAMS:])
+            access.others = tuple((one, one.time) for one in some if one is not lane)
         shadow = buffer.shadow
         if use.reads:
             missing, total = shadow.unwritten(use.bytes)
@@ -195,7 +199,8 @@ class SymmetricMemory:
         earlier = shadow.add(access)
         if earlier is not None:
             common = earlier.bytes.common_range(access.bytes)
-            self.simulation.fail(SymmetricRace(_shown(earlier), _shown(access), str(buffer), common))
+            past = _stream_past(earlier, access)
+            self.simulation.fail(SymmetricRace(_shown(earlier), _shown(access), str(buffer), common, past))
         if use.writes:
             shadow.mark_written(use.bytes)
 
@@ -285,6 +290,18 @@ class SymmetricMemory:
             return None
         access, buffer, missing, total = self._unwritten[0]
         return ReadUnwritten(_shown(access), str(buffer), missing, total)
+
+
+def _stream_past(first: Access, second: Access) -> tuple[int, str] | None:
+    """The stream by which two ranks are in order, where the streams of their accesses are not: its rank, its name."""
+    if first.rank != second.rank:
+        for lane, time in first.others:
+            if second.lane.knows(lane.number, time):
+                return first.rank, lane.name
+        for lane in second.lane.host.lanes:
+            if lane.knows(first.lane.number, first.time):
+                return second.rank, lane.name
+    return None
 
 
 def _shown(access: Access) -> MemoryAccess:

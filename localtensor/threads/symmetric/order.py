@@ -61,13 +61,14 @@ class Lane:
 
 
 class Host:
-    """What one rank's own thread has waited for, and its current stream."""
+    """What one rank's own thread has waited for, its streams, and the current one."""
 
-    __slots__ = ("clock", "current", "default", "version")
+    __slots__ = ("clock", "current", "default", "lanes", "version")
 
     def __init__(self) -> None:
         self.clock: Clock = {}
         self.version = 0
+        self.lanes: list[Lane] = []
         self.default: Lane
         self.current: Lane
 
@@ -97,8 +98,10 @@ class Order:
     def new_lane(self, rank: int, name: str = "") -> Lane:
         """A new stream of the rank, which knows what the rank has waited for."""
         number = len(self.lanes)
-        lane = Lane(number, rank, name or f"stream {number - len(self.hosts) + 1}", self.hosts[rank])
+        host = self.hosts[rank]
+        lane = Lane(number, rank, name or f"stream {len(host.lanes)}", host)
         self.lanes.append(lane)
+        host.lanes.append(lane)
         return lane
 
     def release(self, rank: int) -> Clock:

@@ -172,6 +172,56 @@ def test_the_replay_line_repeats_a_race():
     assert str(fails(SymmetricRace, write_read_race, schedule=text)).splitlines()[0] == str(error).splitlines()[0]
 
 
+def a_stream_that_the_barrier_does_not_wait_for():
+    mine, handle = meet(8)
+    handle.barrier()
+    for _ in range(12):  # more streams than an access keeps the times of
+        side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with side:
+        handle.get_buffer(1 - handle.rank, (8,), torch.float32).clone()  # the read
+    handle.barrier()
+    mine.fill_(2)  # the write
+
+
+def a_stream_that_does_not_wait_for_the_barrier():
+    mine, handle = meet(8)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    handle.barrier()
+    mine.fill_(1)  # the write
+    handle.barrier()
+    with side:
+        handle.get_buffer(1 - handle.rank, (8,), torch.float32).clone()  # the read
+
+
+@pytest.mark.parametrize("schedule", ["round_robin", "shuffled:1", "pct:3"])
+def test_a_race_of_a_stream_names_the_stream_that_has_to_wait(schedule):
+    fn = a_stream_that_the_barrier_does_not_wait_for
+    error = fails(SymmetricRace, fn, schedule=schedule)
+    reader, line = error.first.rank, line_of(fn, "# the read")
+    assert error.past == (reader, "the default stream")
+    edge = f"Let the default stream of rank {reader} wait for stream 12 (wait_stream, or an event recorded after line {line})"
+    assert f"{edge} before the call that lets rank {1 - reader} go on." in str(error)
+    fn = a_stream_that_does_not_wait_for_the_barrier
+    error = fails(SymmetricRace, fn, schedule=schedule)
+    reader, line = error.second.rank, line_of(fn, "# the read")
+    assert error.past == (reader, "the default stream")
+    assert f"Let stream 1 of rank {reader} wait for the default stream (wait_stream, or an event)" in str(error)
+    assert f"which has waited for rank {1 - reader}, before line {line}." in str(error)
+
+
+def test_ranks_without_any_order_have_to_wait_for_each_other_whatever_their_streams():
+    def program():
+        mine, handle = meet(8)
+        with torch.cuda.Stream():
+            mine.fill_(1) if handle.rank else handle.get_buffer(1, (8,), torch.float32).clone()
+
+    error = fails(SymmetricRace, program)
+    assert error.past is None
+    assert "wait for a signal of rank" in str(error)
+
+
 EDGES = {
     "barrier": lambda handle: handle.barrier(),
     "all_reduce": lambda handle: dist.all_reduce(torch.ones(1)),
