@@ -14,7 +14,7 @@ import torch.distributed._symmetric_memory as symm_mem
 
 import localtensor as lt
 from tests.device import DEVICE
-from tests.tools.symmetric import faulty, late, right  # noqa: F401  # they register the programs
+from tests.tools.symmetric import faulty, late, late_faulty, late_right, right  # noqa: F401  # they register the programs
 from tests.tools.symmetric.labels import FAULTY, RIGHT, Labelled
 
 MOST_SCHEDULES = 1000
