@@ -111,7 +111,8 @@ def test_a_root_that_the_group_does_not_have_is_named(op):
 
 
 @pytest.mark.parametrize(
-    ("rows", "room", "words"), [(4, 2, "out: 2 rows: .* end at row 4"), (2, 9, "splits that end at row 4: .* has 2 rows")]
+    ("rows", "room", "words"),
+    [(4, 2, "out: 2 rows: .* end at row 4"), (2, 9, "splits that end at row 4: .* has 2 rows")],
 )
 def test_rows_that_are_not_there_and_rows_without_room_are_named(rows, room, words):
     def program():
