@@ -171,6 +171,7 @@ _STREAMS: dict[str, Any] = {
     "current_stream": streams.current_stream,
     "default_stream": streams.default_stream,
     "set_stream": streams.set_stream,
+    "set_device": streams.set_device,
     "synchronize": streams.synchronize,
     "_sleep": streams.sleep,
     "is_current_stream_capturing": lambda: False,
@@ -220,6 +221,7 @@ def symmetric_memory_patched() -> Iterator[None]:
         if not torch.cuda.is_available():
             for name, ours in _STREAMS.items():
                 stack.enter_context(replaced(torch.cuda, name, ours))
+            stack.enter_context(replaced(torch.Tensor, "record_stream", streams.record_stream))
             # torch's workspace of symmetric memory names its device by it.
             device = _for_caller(MODULE, torch.cuda.current_device, 0)
             stack.enter_context(replaced(torch.cuda, "current_device", device))

@@ -71,6 +71,7 @@ _OVERWRITING = frozenset(
 )
 # Ops that only move what they read: bytes that no rank has written may be among them.
 _MOVING = frozenset(["copy_", "clone", "_to_copy", "cat", "stack", "copy", "split_with_sizes_copy", "_unsafe_view"])
+_GIVING_AWAY = frozenset(["Tensor.numpy", "Tensor.__array__", "Tensor.__dlpack__"])
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"})
 
@@ -170,7 +171,7 @@ class SymmetricWatch(TorchDispatchMode):
             area = self._memory.areas.get(int(tensor.untyped_storage()._cdata))
             where = None if area is None else footprint_of(tensor)
             if area is not None and where is not None:
-                use = Use(area, where, reads=True, writes=False, moves=name == "Tensor.numpy")
+                use = Use(area, where, reads=True, writes=False, moves=name in _GIVING_AWAY)
                 self._memory.touch(self._rank, name, [use], origin(sys._getframe(1)).line)
 
 
@@ -229,6 +230,10 @@ _CHOSEN: dict[str, _Chooser] = {
     "take": _read(torch.take),
     "embedding": _read(lambda x, index, *rest, **kwargs: torch.index_select(x, 0, index.reshape(-1))),
     "masked_select": _read(torch.masked_select),
+    "narrow_copy": _read(torch.narrow),
+    "slice_copy": _read(torch.ops.aten.slice),
+    "select_copy": _read(torch.select),
+    "diagonal_copy": _read(torch.diagonal),
     "index_put_": _index_put,
     "_index_put_impl_": _index_put,
     "index_copy_": _index_fill,

@@ -1,5 +1,6 @@
 import inspect
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -211,6 +212,39 @@ def test_a_race_of_a_stream_names_the_stream_that_has_to_wait(schedule):
     assert f"which has waited for rank {1 - reader}, before line {line}." in str(error)
 
 
+QUESTIONS = {
+    "a stream": lambda side: side.query(),
+    "an event": lambda side: side.record_event().query(),
+    "an event recorded in it": lambda side: torch.cuda.Event().record(side),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has its own streams")
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_what_a_stream_has_done_by_its_own_word_is_known_to_the_rank(question):
+    def program():
+        mine, handle = meet(8)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        handle.barrier()
+        with side:
+            theirs = handle.get_buffer(1 - handle.rank, (8,), torch.float32).clone()
+            theirs.record_stream(side)
+        if QUESTIONS[question](side):
+            handle.barrier()
+        mine.fill_(2)
+
+    if question == "an event recorded in it":  # that asks nothing
+        fails(SymmetricRace, program)
+    else:
+        assert lt.run(program, ranks=2).values == (None, None)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has its own streams")
+def test_a_rank_sets_the_device_that_it_names():
+    assert lt.run(lambda: torch.cuda.set_device(dist.get_rank()), ranks=2).values == (None, None)
+
+
 def test_ranks_without_any_order_have_to_wait_for_each_other_whatever_their_streams():
     def program():
         mine, handle = meet(8)
@@ -291,6 +325,25 @@ def test_views_that_share_no_byte_do_not_race():
     assert lt.run(program, ranks=3).values[0] == [0, 1, 2] * 4
 
 
+@pytest.mark.parametrize("copy", [
+    lambda x: x.narrow_copy(0, 0, 4), lambda x: torch.slice_copy(x, 0, 0, 4),
+    lambda x: torch.select_copy(x.view(2, 4), 0, 0), lambda x: torch.diagonal_copy(x.view(4, 2)),
+])  # fmt: skip
+def test_a_copy_of_a_part_reads_no_more(copy):
+    def program():
+        mine, handle = meet(8, fill=False)
+        mine[:4].fill_(1)
+        handle.barrier()
+        theirs = handle.get_buffer(0, (8,), torch.float32)
+        total = copy(theirs).sum().item() if handle.rank else theirs[4:].fill_(2).sum().item()
+        handle.barrier()
+        return total
+
+    first, second = lt.run(program, ranks=2).values
+    assert first == 8.0
+    assert second in (2.0, 4.0)
+
+
 def test_strided_views_that_share_a_byte_race():
     def program():
         _mine, handle = meet(12)
@@ -305,6 +358,7 @@ READS = {
     "sum": torch.sum, "item": lambda x: x[0].item(), "tolist": torch.Tensor.tolist, "numpy": torch.Tensor.numpy, "str": str,
     "operand": lambda x: torch.ones(2) + x, "out of another": lambda x: torch.add(x, 1, out=torch.empty(2)),
     "copy from": lambda x: torch.ones(2).copy_(x), "select": lambda x: x.index_select(0, torch.tensor([0])),
+    "dlpack": torch.from_dlpack, "array": np.asarray, "copy of a part": lambda x: x.narrow_copy(0, 1, 1),
 }  # fmt: skip
 WRITES = {
     "fill": lambda x: x.fill_(1), "add": lambda x: x.add_(1), "out": lambda x: torch.add(x, 1, out=x),
