@@ -28,7 +28,7 @@ class MemoryAccess:
         return f"rank {self.rank}{stream} {verb} {self.bytes} by {self.op}{base.place_suffix(self.place)}"
 
 
-DEFAULT_STREAM = "the default stream"
+DEFAULT_STREAM, IN_FLIGHT = "the default stream", "a call in flight"
 
 
 class SymmetricRace(base.ProgramFault):
@@ -73,6 +73,10 @@ def _line(access: MemoryAccess) -> str:
 
 def _missing_edge(first: MemoryAccess, second: MemoryAccess) -> str:
     """The order that the program lacks, in the direction in which the two ran."""
+    if first.rank == second.rank and first.stream == IN_FLIGHT:
+        return (
+            f"Let rank {first.rank} wait for the call of {_line(first)}, by wait() of its Work, before {_line(second)}."
+        )
     if first.rank == second.rank:
         return (
             f"Let {second.stream} of rank {second.rank} wait for {first.stream} (wait_stream, or an event recorded after "
@@ -86,6 +90,11 @@ def _missing_edge(first: MemoryAccess, second: MemoryAccess) -> str:
 
 def _missing_wait(first: MemoryAccess, second: MemoryAccess, rank: int, past: str) -> str:
     """The order of streams that the program lacks, where the ranks are in order and a stream of one of them is not."""
+    if first.stream == IN_FLIGHT:
+        return (
+            f"Let the call of {_line(first)} return on rank {rank}, by wait() of its Work, before a barrier or signal that "
+            f"lets rank {second.rank} go on."
+        )
     if rank == first.rank:
         return (
             f"Let {past} of rank {rank} wait for {first.stream} (wait_stream, or an event recorded after {_line(first)}) "

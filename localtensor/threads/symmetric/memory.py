@@ -69,6 +69,7 @@ class SymmetricMemory:
         self.watches: dict[int, Any] = {}  # by rank
         self.meetings: list[Meeting] = []
         self.group_clocks: dict[int, dict[int, Clock]] = {}  # by group: see `Meeting.group_clocks`
+        self._in_flight: dict[int, set[Lane]] = {}  # by rank: where the call that it is about to make reads and writes
         self._counts: dict[int, int] = {}
         self._unwritten: list[tuple[Access, Buffer, int, int]] = []
         self._persistent: dict[tuple[int, int], tuple[Buffer, ReferenceType[torch.Tensor]]] = {}  # by rank and number
@@ -171,12 +172,18 @@ class SymmetricMemory:
 
     # Accesses
 
-    def touch(self, rank: int, op: str, uses: Sequence[Use], line: Line) -> None:
-        """The rank is about to run an op on symmetric memory: a yield point, and the check for races."""
+    def touch(self, rank: int, op: str, uses: Sequence[Use], line: Line, *, in_flight: bool = False) -> None:
+        """The rank is about to run an op on symmetric memory: a yield point, and the check for races.
+
+        With `in_flight` it is a collective or message, which reads and writes until the rank has waited for it.
+        """
         self.simulation.pause()
         lane = self.lane(rank)
         self._note_spin(rank, uses, line)
         for use in uses:
+            if in_flight:
+                lane = self.order.in_flight(rank, writes=use.writes)
+                self._in_flight.setdefault(rank, set()).add(lane)
             if isinstance(use.area, Pad):
                 first, last = use.bytes.lo // WORD, (use.bytes.hi - 1) // WORD
                 if use.reads:
@@ -188,7 +195,7 @@ class SymmetricMemory:
 
     def _check(self, lane: Lane, op: str, use: Use, buffer: Buffer, line: Line) -> None:
         access = Access(lane, lane.time, use.writes, use.bytes, op, line, len(self.simulation.log))
-        if len(lane.host.lanes) > 1:
+        if lane is not lane.host.default or len(lane.host.lanes) > 1:
             some = (lane.host.default, *lane.host.lanes[-MOST_STREAMS:])
             access.others = tuple((one, one.time) for one in some if one is not lane)
         shadow = buffer.shadow
@@ -235,6 +242,21 @@ class SymmetricMemory:
         return self._polls[rank]
 
     # Order
+
+    def issued(self, ticket: Ticket) -> Clock:
+        """What happens before the end of a call that its rank has just made, on all ranks that take part.
+
+        They have what it reads, so it has been read.  What it writes is known to its own rank only, by the wait.
+        """
+        rank = ticket.part.rank
+        clock = self.released(rank)
+        for lane in self._in_flight.pop(rank, ()):
+            own = lane.publish()
+            ticket.in_flight = ticket.in_flight or {}
+            join(ticket.in_flight, own)
+            if lane is self.order.hosts[rank].in_flight.get(False):
+                join(clock, own)
+        return clock
 
     def released(self, rank: int) -> Clock:
         return self.order.release(rank)

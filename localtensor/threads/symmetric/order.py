@@ -8,6 +8,8 @@ happened.  A stream's time advances when it publishes its clock: to a barrier, a
 
 from collections.abc import Container, Mapping
 
+from localtensor.errors.symmetric import DEFAULT_STREAM, IN_FLIGHT
+
 Clock = dict[int, int]  # number of a stream -> time
 
 
@@ -63,7 +65,7 @@ class Lane:
 class Host:
     """What one rank's own thread has waited for, its streams, and the current one."""
 
-    __slots__ = ("clock", "current", "default", "lanes", "version")
+    __slots__ = ("clock", "current", "default", "in_flight", "lanes", "version")
 
     def __init__(self) -> None:
         self.clock: Clock = {}
@@ -71,6 +73,7 @@ class Host:
         self.lanes: list[Lane] = []
         self.default: Lane
         self.current: Lane
+        self.in_flight: dict[bool, Lane] = {}  # of collectives and messages: by whether it writes
 
     def learn(self, clock: Mapping[int, int]) -> None:
         """What this rank issues from now on, to any stream, happens after what the clock holds."""
@@ -93,7 +96,7 @@ class Order:
         self.lanes: list[Lane] = []
         self.hosts = [Host() for _ in range(ranks)]
         for rank, host in enumerate(self.hosts):
-            host.default = host.current = self.new_lane(rank, "the default stream")
+            host.default = host.current = self.new_lane(rank, DEFAULT_STREAM)
 
     def new_lane(self, rank: int, name: str = "") -> Lane:
         """A new stream of the rank, which knows what the rank has waited for."""
@@ -102,6 +105,18 @@ class Order:
         lane = Lane(number, rank, name or f"stream {len(host.lanes)}", host)
         self.lanes.append(lane)
         host.lanes.append(lane)
+        return lane
+
+    def in_flight(self, rank: int, *, writes: bool) -> Lane:
+        """Where a collective or message that is issued now reads, or writes, until it is waited for."""
+        host = self.hosts[rank]
+        if writes not in host.in_flight:
+            lane = host.in_flight[writes] = Lane(len(self.lanes), rank, IN_FLIGHT, host)
+            self.lanes.append(lane)
+        lane = host.in_flight[writes]
+        lane.follow_host()
+        host.current.follow_host()
+        lane.learn(host.current.publish())
         return lane
 
     def release(self, rank: int) -> Clock:
@@ -113,8 +128,12 @@ class Order:
         self.hosts[rank].learn(clock)
 
     def known_to_all(self, ranks: Container[int]) -> Clock:
-        """The times up to which each stream of these ranks is known to all the streams of these ranks."""
+        """The times up to which each stream of these ranks is known to all the streams of these ranks.
+
+        What is in flight follows the stream that issues it: what that one knows, it will know.
+        """
         lanes = [lane for lane in self.lanes if lane.rank in ranks]
-        for lane in lanes:
+        streams = [lane for lane in lanes if lane.name != IN_FLIGHT]
+        for lane in streams:
             lane.follow_host()
-        return {lane.number: min(other.clock.get(lane.number, 0) for other in lanes) for lane in lanes}
+        return {lane.number: min(other.clock.get(lane.number, 0) for other in streams) for lane in lanes}

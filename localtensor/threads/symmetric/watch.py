@@ -71,6 +71,7 @@ _OVERWRITING = frozenset(
 )
 # Ops that only move what they read: bytes that no rank has written may be among them.
 _MOVING = frozenset(["copy_", "clone", "_to_copy", "cat", "stack", "copy", "split_with_sizes_copy", "_unsafe_view"])
+_REDUCING = frozenset(["allreduce_", "allreduce_coalesced_", "reduce_"])  # they read what they write
 _GIVING_AWAY = frozenset(["Tensor.numpy", "Tensor.__array__", "Tensor.__dlpack__"])
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"})
@@ -128,7 +129,9 @@ class SymmetricWatch(TorchDispatchMode):
         if func is _ITEM:
             self._memory.synchronize(self._rank)
         if uses:
-            self._memory.touch(self._rank, func.overloadpacket.__name__, uses, origin(sys._getframe(1)).line)
+            in_flight = func.namespace == "c10d"
+            name, line = func.overloadpacket.__name__, origin(sys._getframe(1)).line
+            self._memory.touch(self._rank, name, uses, line, in_flight=in_flight)
         if func.namespace == "symm_mem" and any(x.is_cuda for x in tensors_in((*args, *kwargs.values()))):
             return func.redispatch(_OUR_KERNELS, *args, **kwargs)  # CUDA's own want memory that torch has exchanged
         return func(*args, **kwargs)
@@ -138,7 +141,8 @@ class SymmetricWatch(TorchDispatchMode):
         uses: list[Use] = []
         if arguments is None:
             for tensor, writes in tensor_uses(func, args, kwargs):
-                self._add(uses, func, (args, kwargs), tensor, _Argument(-1, "", not writes, writes))
+                reads = not writes or func.overloadpacket.__name__ in _REDUCING
+                self._add(uses, func, (args, kwargs), tensor, _Argument(-1, "", reads, writes))
             return uses
         for argument in arguments:
             at = argument.position
