@@ -15,6 +15,7 @@ from localtensor.threads.diagnosis import TimeLimit
 from localtensor.threads.symmetric import meaning
 from localtensor.threads.symmetric.memory import Area, Buffer
 from localtensor.threads.symmetric.signals import Meeting
+from localtensor.threads.symmetric.watch import watch_of
 
 CPP: Any = torch._C._distributed_c10d._SymmetricMemory
 
@@ -102,6 +103,7 @@ class SymmetricHandle:
         simulation = self._meeting.memory.simulation
         if simulation.enter() != self._meeting.group.ranks[self.rank]:
             raise ForeignHandle(name, self._meeting.group.ranks[self.rank], simulation.rank())
+        watch_of(self._meeting.memory, simulation.rank())  # this may be another thread than that of the rendezvous
         simulation.pause()
         limit = TimeLimit(milliseconds / 1000) if milliseconds else None
         call(self.rank, *peers, channel, limit, origin(sys._getframe(2)).line)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor._util.ambient import simulation_of_this_rank
-from localtensor.errors import NotServed, OutsideBuffer
+from localtensor.errors import NotServed
 from localtensor.threads.symmetric import meaning
 from localtensor.threads.symmetric.handle import CPP, SymmetricHandle, handle_of, peers_of
 from localtensor.threads.symmetric.memory import memory_of
@@ -290,22 +290,13 @@ def _route(call: str, parts: tuple[Tensor, ...], group: str, *, to_experts: bool
         for minor in range(minors):
             entry, peer = major * minors + minor, minor if to_experts else major
             count, begin = counts[entry], sources[entry]
-            if offset + count > len(out) or begin + count > len(rows[peer]):
-                raise _no_room(call, offset + count, out, begin + count, rows[peer])
+            meaning.check_rows(call, offset + count, len(out), begin + count, len(rows[peer]))
             out[offset : offset + count].copy_(rows[peer][begin : begin + count])
             table[1, entry].fill_(offset)
             offset += count
         if align is not None:
             offset = first + max(-(-(offset - first) // align) * align, align)
     handles[0].barrier()
-
-
-def _no_room(call: str, wanted: int, out: Tensor, end: int, rows: Tensor) -> OutsideBuffer:
-    """The error of splits that do not fit the rows of a peer, or of what they add up to and `out` has no room for."""
-    if wanted > len(out):
-        problem = f"the rows that this rank receives end at row {wanted}"
-        return OutsideBuffer(call, "out", f"{len(out)} rows", problem)
-    return OutsideBuffer(call, "in_splits", f"splits that end at row {end}", f"the input has {len(rows)} rows")
 
 
 def _words(x: Tensor, offset: int, val: int, count: int = 1) -> Tensor:

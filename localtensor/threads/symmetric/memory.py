@@ -66,7 +66,8 @@ class SymmetricMemory:
         self.areas: dict[int, Area] = {}  # by storage
         self.blocked: dict[int, Any] = {}  # by rank: the signal for which it waits
         self.backends: dict[int, str] = {}  # by rank: what `set_backend` has set
-        self.watches: dict[int, Any] = {}  # by rank
+        self.watches: dict[int, Any] = {}  # by thread: of the rank itself, whose number it has, and of its helpers
+        self.sharing: set[int] = set()  # the ranks that have used symmetric memory
         self.meetings: list[Meeting] = []
         self.group_clocks: dict[int, dict[int, Clock]] = {}  # by group: see `Meeting.group_clocks`
         self._in_flight: dict[int, set[Lane]] = {}  # by rank: where the call that it is about to make reads and writes
@@ -292,9 +293,10 @@ class SymmetricMemory:
 
     # Ends
 
-    def leave(self, rank: int) -> None:
-        """The rank has ended, in the calling thread."""
-        watch = self.watches.pop(rank, None)
+    def leave(self, rank: int, number: int) -> None:
+        """The calling thread of the rank, which has this number, ends."""
+        self.order.hosts[rank].end_thread()
+        watch = self.watches.pop(number, None)
         if watch is not None:
             watch.end()
 

@@ -7,6 +7,7 @@ happened.  A stream's time advances when it publishes its clock: to a barrier, a
 """
 
 from collections.abc import Container, Mapping
+from threading import get_ident
 
 from localtensor.errors.symmetric import DEFAULT_STREAM, IN_FLIGHT
 
@@ -63,17 +64,30 @@ class Lane:
 
 
 class Host:
-    """What one rank's own thread has waited for, its streams, and the current one."""
+    """What one rank has waited for, its streams, and the current one of each of its threads."""
 
-    __slots__ = ("clock", "current", "default", "in_flight", "lanes", "version")
+    __slots__ = ("_currents", "clock", "default", "in_flight", "lanes", "version")
 
     def __init__(self) -> None:
         self.clock: Clock = {}
         self.version = 0
         self.lanes: list[Lane] = []
         self.default: Lane
-        self.current: Lane
+        self._currents: dict[int, Lane] = {}  # by thread; the default stream where it has set none
         self.in_flight: dict[bool, Lane] = {}  # of collectives and messages: by whether it writes
+
+    @property
+    def current(self) -> Lane:
+        """The current stream of the calling thread."""
+        return self._currents.get(get_ident(), self.default)
+
+    @current.setter
+    def current(self, lane: Lane) -> None:
+        self._currents[get_ident()] = lane
+
+    def end_thread(self) -> None:
+        """The calling thread ends."""
+        self._currents.pop(get_ident(), None)
 
     def learn(self, clock: Mapping[int, int]) -> None:
         """What this rank issues from now on, to any stream, happens after what the clock holds."""
@@ -96,7 +110,7 @@ class Order:
         self.lanes: list[Lane] = []
         self.hosts = [Host() for _ in range(ranks)]
         for rank, host in enumerate(self.hosts):
-            host.default = host.current = self.new_lane(rank, DEFAULT_STREAM)
+            host.default = self.new_lane(rank, DEFAULT_STREAM)
 
     def new_lane(self, rank: int, name: str = "") -> Lane:
         """A new stream of the rank, which knows what the rank has waited for."""

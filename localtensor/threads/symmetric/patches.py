@@ -65,6 +65,7 @@ def _rendezvous(tensor: torch.Tensor, group_name: str | None = None) -> Symmetri
     meeting = memory.rendezvous(rank, tensor, group_name, origin(sys._getframe(1)).line)
     if meeting is None:
         return None
+    watch_of(memory, rank)
     offset = int(tensor.storage_offset()) * tensor.element_size()
     return SymmetricHandle(meeting, meeting.group.ranks.index(rank), offset)
 
@@ -73,7 +74,7 @@ def _set_backend(name: str) -> None:
     memory, rank = _here()  # type: ignore[misc]
     if name not in BACKENDS:
         raise RuntimeError(f"SymmetricMemory: unknown backend {name!r}; it is one of {', '.join(BACKENDS)}")
-    if rank in memory.watches and memory.backends.get(rank, BACKENDS[0]) != name:
+    if rank in memory.sharing and memory.backends.get(rank, BACKENDS[0]) != name:
         raise RuntimeError("SymmetricMemory: the backend cannot be changed once symmetric memory has been allocated")
     memory.backends[rank] = name
 

@@ -27,6 +27,7 @@ from localtensor.threads.buffer_watch import (
     tensor_uses,
     tensors_in,
 )
+from localtensor.threads.simulation import Simulation
 from localtensor.threads.symmetric.accesses import Footprint, footprint_of, footprint_of_elements
 from localtensor.threads.symmetric.memory import SymmetricMemory, Use
 
@@ -180,12 +181,26 @@ class SymmetricWatch(TorchDispatchMode):
 
 
 def watch_of(memory: SymmetricMemory, rank: int) -> SymmetricWatch:
-    """The watch of the calling rank, which reports from the first call on."""
-    watch: SymmetricWatch | None = memory.watches.get(rank)
+    """The watch of the calling thread of the rank, which reports from the first call on."""
+    number = memory.simulation.run_token.here()
+    watch: SymmetricWatch | None = memory.watches.get(number)
     if watch is None:
-        watch = memory.watches[rank] = SymmetricWatch(memory, rank)
+        memory.sharing.add(rank)
+        watch = memory.watches[number] = SymmetricWatch(memory, rank)
         watch.begin()
     return watch
+
+
+@contextmanager
+def helper_watched(simulation: Simulation, rank: int, number: int) -> Iterator[None]:
+    """Inside the block, all of a helper thread, its accesses are reported, if its rank has used symmetric memory."""
+    if simulation.memory is not None and rank in simulation.memory.sharing:
+        watch_of(simulation.memory, rank)
+    try:
+        yield
+    finally:
+        if simulation.memory is not None:
+            simulation.memory.leave(rank, number)
 
 
 @contextmanager
