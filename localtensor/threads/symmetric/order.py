@@ -144,10 +144,13 @@ class Order:
     def known_to_all(self, ranks: Container[int]) -> Clock:
         """The times up to which each stream of these ranks is known to all the streams of these ranks.
 
-        What is in flight follows the stream that issues it: what that one knows, it will know.
+        What is in flight follows the stream that issues it: what that one knows, it will know.  A rank that has more
+        streams than one may make another, which begins with what the rank itself has waited for.
         """
         lanes = [lane for lane in self.lanes if lane.rank in ranks]
         streams = [lane for lane in lanes if lane.name != IN_FLIGHT]
         for lane in streams:
             lane.follow_host()
-        return {lane.number: min(other.clock.get(lane.number, 0) for other in streams) for lane in lanes}
+        clocks = [lane.clock for lane in streams]
+        clocks += [lane.host.clock for lane in streams if lane is lane.host.default and len(lane.host.lanes) > 1]
+        return {lane.number: min(clock.get(lane.number, 0) for clock in clocks) for lane in lanes}

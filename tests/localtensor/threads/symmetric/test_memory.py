@@ -245,6 +245,25 @@ def test_a_rank_sets_the_device_that_it_names():
     assert lt.run(lambda: torch.cuda.set_device(dist.get_rank()), ranks=2).values == (None, None)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has its own streams")
+def test_a_stream_that_is_made_late_races_with_an_early_write():
+    def program():
+        mine, handle = meet(400)
+        torch.cuda.Stream()
+        for at in range(200):
+            mine[at : at + 1].fill_(1)
+        for _ in range(2):
+            handle.barrier()
+        for at in range(200, 400):  # so many that accesses which all streams know are removed
+            mine[at : at + 1].clone()
+        with torch.cuda.Stream():  # it has waited for nothing
+            handle.get_buffer(1 - handle.rank, (400,), torch.float32)[7:8].clone()
+        handle.barrier()
+
+    error = fails(SymmetricRace, program)
+    assert (error.first.op, error.second.op) == ("fill_", "clone")
+
+
 def test_ranks_without_any_order_have_to_wait_for_each_other_whatever_their_streams():
     def program():
         mine, handle = meet(8)
