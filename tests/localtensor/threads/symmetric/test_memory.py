@@ -249,13 +249,16 @@ def test_a_rank_sets_the_device_that_it_names():
 def test_a_stream_that_is_made_late_races_with_an_early_write():
     def program():
         mine, handle = meet(400)
-        torch.cuda.Stream()
+        early = torch.cuda.Stream()
         for at in range(200):
             mine[at : at + 1].fill_(1)
         for _ in range(2):
             handle.barrier()
+        early.wait_stream(torch.cuda.current_stream())
+        handle.barrier()
         for at in range(200, 400):  # so many that accesses which all streams know are removed
             mine[at : at + 1].clone()
+        handle.barrier()
         with torch.cuda.Stream():  # it has waited for nothing
             handle.get_buffer(1 - handle.rank, (400,), torch.float32)[7:8].clone()
         handle.barrier()
