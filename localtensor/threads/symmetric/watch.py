@@ -70,8 +70,21 @@ _OVERWRITING = frozenset(
         "resize_",
     ]
 )
-# Ops that only move what they read: bytes that no rank has written may be among them.
-_MOVING = frozenset(["copy_", "clone", "_to_copy", "cat", "stack", "copy", "split_with_sizes_copy", "_unsafe_view"])
+# Ops that only move what they read, or choose from it: bytes that no rank has written may be among them.
+_MOVING = frozenset(
+    [
+        "copy_",
+        "clone",
+        "_to_copy",
+        "cat",
+        "stack",
+        "copy",
+        "split_with_sizes_copy",
+        "_unsafe_view",
+        "where",
+        "masked_fill",
+    ]
+)
 _REDUCING = frozenset(["allreduce_", "allreduce_coalesced_", "reduce_"])  # they read what they write
 _GIVING_AWAY = frozenset(["Tensor.numpy", "Tensor.__array__", "Tensor.__dlpack__"])
 _ITEM = torch.ops.aten._local_scalar_dense.default

@@ -430,6 +430,22 @@ def test_a_read_of_what_no_rank_has_written_is_an_error_and_a_padded_copy_is_not
     assert error.access.op == "sum"
 
 
+@pytest.mark.parametrize("choose", [
+    lambda x, mask: torch.where(mask, x, 0.0), lambda x, mask: x.masked_fill(~mask, 0.0), lambda x, mask: x[mask],
+    lambda x, mask: x.clone().masked_fill_(~mask, 0.0), lambda x, mask: x.masked_select(mask),
+])  # fmt: skip
+def test_rows_that_a_mask_leaves_out_may_be_unwritten(choose):
+    def program():
+        mine, handle = meet(8, fill=False)
+        mine[:4].fill_(1)
+        handle.barrier()
+        theirs = handle.get_buffer(1 - handle.rank, (8,), torch.float32)
+        return choose(theirs, torch.arange(8) < 4).sum().item()
+
+    assert lt.run(program, ranks=2).values == (4.0, 4.0)
+    fails(ReadUnwritten, lambda: torch.where(torch.tensor(True), meet(8, fill=False)[0], 0.0))
+
+
 def test_a_read_before_the_write_is_a_race_and_not_a_read_of_unwritten_memory():
     def program():
         mine, handle = meet(8, fill=False)
