@@ -44,49 +44,24 @@ class _Argument(NamedTuple):
     writes: bool
 
 
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # In-place ops that do not read what they write, or only in part.
-_OVERWRITING = frozenset(
-    [
-        "copy_",
-        "fill_",
-        "zero_",
-        "normal_",
-        "uniform_",
-        "random_",
-        "bernoulli_",
-        "exponential_",
-        "cauchy_",
-        "geometric_",
-        "log_normal_",
-        "set_",
-        "index_put_",
-        "_index_put_impl_",
-        "index_copy_",
-        "index_fill_",
-        "masked_fill_",
-        "masked_scatter_",
-        "scatter_",
-        "put_",
-        "resize_",
-    ]
+_OVERWRITING = _names(
+    "copy_ fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ cauchy_ geometric_ log_normal_ set_ resize_"
+    " index_put_ _index_put_impl_ index_copy_ index_fill_ masked_fill_ masked_scatter_ scatter_ put_"
+    " _foreach_copy_ _foreach_zero_"
 )
 # Ops that only move what they read, or choose from it: bytes that no rank has written may be among them.
-_MOVING = frozenset(
-    [
-        "copy_",
-        "clone",
-        "_to_copy",
-        "cat",
-        "stack",
-        "copy",
-        "split_with_sizes_copy",
-        "_unsafe_view",
-        "where",
-        "masked_fill",
-    ]
+_MOVING = _names(
+    "copy_ clone _to_copy cat stack copy split_with_sizes_copy _unsafe_view where masked_fill _foreach_copy_ _chunk_cat"
+    " repeat flip roll constant_pad_nd index_put slice_scatter select_scatter diagonal_scatter"
+    " index index_select gather take embedding masked_select narrow_copy slice_copy select_copy diagonal_copy"
 )
-_REDUCING = frozenset(["allreduce_", "allreduce_coalesced_", "reduce_"])  # they read what they write
-_GIVING_AWAY = frozenset(["Tensor.numpy", "Tensor.__array__", "Tensor.__dlpack__"])
+_REDUCING = _names("allreduce_ allreduce_coalesced_ reduce_")  # they read what they write
+_GIVING_AWAY = _names("Tensor.numpy Tensor.__array__ Tensor.__dlpack__")
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"})
 
@@ -94,7 +69,7 @@ _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autogr
 @functools.cache
 def _arguments(func: OpOverload) -> tuple[_Argument, ...] | None:
     """The tensor arguments of an op that touches elements; None if their use depends on the call."""
-    if is_view_op(func) or reads_metadata_only(func):
+    if is_view_op(func) or reads_metadata_only(func) or torch.Tag.inplace_view in func.tags:
         return ()
     if func.namespace == "symm_mem":  # its kernel reports what it does
         return ()
