@@ -39,9 +39,39 @@ class Buffer:
         self.group_name: str | None = None
         self.meetings: dict[str, Meeting] = {}
 
+    def tensor(
+        self,
+        size: Sequence[int],
+        stride: Sequence[int],
+        dtype: torch.dtype,
+        storage: torch.UntypedStorage | None = None,
+    ) -> torch.Tensor:
+        """A tensor from the first byte on, in this storage of the same memory."""
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            empty = torch.empty(0, dtype=dtype, device=self.memory.device)
+            return empty.set_(storage or self.memory.untyped_storage(), 0, tuple(size), tuple(stride))
+
+    def fits(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> bool:
+        """Whether such a tensor takes all of it."""
+        return span_of(size, stride) * dtype.itemsize == self.size
+
+    def forget(self) -> None:
+        """No byte has been written."""
+        self.memory.fill_(UNWRITTEN)
+        self.shadow.forget_written()
+
     def __str__(self) -> str:
         at = f", allocated at {self.line[0].rpartition('/')[2]}:{self.line[1]}" if self.line else ""
         return f"buffer {self.number} of rank {self.rank} ({self.size} bytes{at})"
+
+
+def span_of(size: Sequence[int], stride: Sequence[int]) -> int:
+    """From the first element of a tensor to its last, in elements.
+
+    >>> span_of((2, 3), (4, 1)), span_of((0, 3), (3, 1))
+    (7, 0)
+    """
+    return 1 + sum((count - 1) * step for count, step in zip(size, stride)) if all(size) else 0
 
 
 Area: TypeAlias = Buffer | Pad
@@ -67,6 +97,7 @@ class SymmetricMemory:
         self.blocked: dict[int, Any] = {}  # by rank: the signal for which it waits
         self.backends: dict[int, str] = {}  # by rank: what `set_backend` has set
         self.watches: dict[int, Any] = {}  # by thread: of the rank itself, whose number it has, and of its helpers
+        self.pools: dict[int, Any] = {}  # by rank
         self.sharing: set[int] = set()  # the ranks that have used symmetric memory
         self.meetings: list[Meeting] = []
         self.group_clocks: dict[int, dict[int, Clock]] = {}  # by group: see `Meeting.group_clocks`
@@ -99,8 +130,7 @@ class SymmetricMemory:
 
         Raises RuntimeError, as torch does, if the tensor before is still in use or has another size.
         """
-        span = 1 + sum((count - 1) * step for count, step in zip(size, stride)) if all(size) else 0
-        size_in_bytes = span * dtype.itemsize
+        size_in_bytes = span_of(size, stride) * dtype.itemsize
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             buffer = None if alloc_id is None else self._kept(rank, alloc_id, size_in_bytes)
             if buffer is None:
@@ -113,9 +143,7 @@ class SymmetricMemory:
                 buffer = Buffer(number, rank, raw, Pad(rank, pad_size), self.order, line)
                 for area in (buffer, buffer.pad):
                     self.areas[int(area.memory.untyped_storage()._cdata)] = area
-            storage = buffer.memory.untyped_storage()
-            empty = torch.empty(0, dtype=dtype, device=buffer.memory.device)
-            made = empty.set_(storage, 0, tuple(size), tuple(stride))
+            made = buffer.tensor(size, stride, dtype)
         if alloc_id is not None:
             self._persistent[(rank, alloc_id)] = buffer, ref(made)
         return made

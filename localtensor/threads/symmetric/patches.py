@@ -17,7 +17,7 @@ from localtensor._util.ambient import simulation_of_this_rank
 from localtensor._util.call_sites import origin
 from localtensor._util.patching import replaced
 from localtensor.errors import NotServed
-from localtensor.threads.symmetric import streams
+from localtensor.threads.symmetric import pools, streams
 from localtensor.threads.symmetric.handle import CPP, SymmetricHandle
 from localtensor.threads.symmetric.kernels import OF_HANDLES, register_kernels
 from localtensor.threads.symmetric.memory import SymmetricMemory, memory_of
@@ -26,11 +26,12 @@ from localtensor.threads.symmetric.watch import watch_of
 MODULE = "torch.distributed._symmetric_memory"
 MICRO_PIPELINE = "torch._inductor.fx_passes.micro_pipeline_tp"
 
-# Private part of torch: why it is needed.  Tried on torch 2.13.0, on 2.11.0 also with a GPU, and on 2.14.1.
+# Private part of torch: why it is needed.  Tried on torch 2.12.1 to 2.15.0, and on 2.11.0 with a GPU, before the pools.
 SYMMETRIC_PRIVATE = {
     "torch._C._distributed_c10d._SymmetricMemory": "its static methods allocate and exchange symmetric memory",
     "torch.cuda.is_current_stream_capturing": "torch's workspace asks it, and without a GPU it raises",
     "torch.cuda._sleep": "torch's pipelines call it",
+    "torch._C._storage_Use_Count": "whether a tensor still lies in memory of a pool",
     "torch.distributed._symmetric_memory.torch": "since 2.14 its streams are torch.accelerator's, which want a GPU",
     "torch.distributed._symmetric_memory._should_use_implicit_mempool": "on a GPU, `empty` takes a pool that we do not have",
 }
@@ -164,6 +165,13 @@ def _for_caller(module: str, original: Callable[[], Any], answer: object) -> Cal
     return call
 
 
+def _pool(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def call(device: Any) -> Any:
+        return original(device) if simulation_of_this_rank() is None else pools.pool_of_rank()
+
+    return call
+
+
 _STREAMS: dict[str, Any] = {
     "Stream": streams.RankStream,
     "Event": streams.RankEvent,
@@ -175,6 +183,7 @@ _STREAMS: dict[str, Any] = {
     "set_device": streams.set_device,
     "synchronize": streams.synchronize,
     "_sleep": streams.sleep,
+    "use_mem_pool": pools.use_mem_pool,
     "is_current_stream_capturing": lambda: False,
 }
 
@@ -223,6 +232,8 @@ def symmetric_memory_patched() -> Iterator[None]:
             for name, ours in _STREAMS.items():
                 stack.enter_context(replaced(torch.cuda, name, ours))
             stack.enter_context(replaced(torch.Tensor, "record_stream", streams.record_stream))
+            if hasattr(symm_mem, "get_mem_pool"):
+                stack.enter_context(replaced(symm_mem, "get_mem_pool", _pool(symm_mem.get_mem_pool)))
             # torch's workspace of symmetric memory names its device by it.
             device = _for_caller(MODULE, torch.cuda.current_device, 0)
             stack.enter_context(replaced(torch.cuda, "current_device", device))
