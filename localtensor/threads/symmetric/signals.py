@@ -130,29 +130,33 @@ class Meeting:
     def put_signal(self, me: int, peer: int, channel: int, limit: TimeLimit | None, line: Line) -> None:
         """Set the word of this rank in the pad of `peer`, as soon as it is clear.  `me` and `peer` are group ranks."""
         part = self.part(self.group.ranks[me], PUT, channel, line, self.group.ranks[peer])
-        with self._after_the_one_before(part.rank):
+        with self._after_the_one_before(part.rank, PUT):
             self._put(part, me, peer, channel, PUT, limit)
 
     def wait_signal(self, me: int, peer: int, channel: int, limit: TimeLimit | None, line: Line) -> None:
         """Clear the word of `peer` in the pad of this rank, as soon as it is set."""
         part = self.part(self.group.ranks[me], WAIT, channel, line, self.group.ranks[peer])
-        with self._after_the_one_before(part.rank):
+        with self._after_the_one_before(part.rank, WAIT):
             self._take(part, me, peer, channel, WAIT, limit)
 
     def barrier(self, me: int, channel: int, limit: TimeLimit | None, line: Line) -> None:
         """Put a signal to each peer, then wait for one of each."""
         part = self.part(self.group.ranks[me], BARRIER, channel, line)
         peers = [peer for peer in range(len(self.buffers)) if peer != me]
-        with self._after_the_one_before(part.rank):
+        with self._after_the_one_before(part.rank, BARRIER):
             for peer in peers:
                 self._put(part, me, peer, channel, BARRIER, limit)
             for peer in peers:
                 self._take(part, me, peer, channel, BARRIER, limit)
 
     @contextmanager
-    def _after_the_one_before(self, rank: int) -> Iterator[None]:
-        """Inside the block of a call, where kernels order the streams of a group: what the last call published is known."""
-        ordered = STREAMS_ORDERED and self.memory.backends.get(rank) != "NVSHMEM"
+    def _after_the_one_before(self, rank: int, call: str) -> Iterator[None]:
+        """Inside the block of a call, where kernels order the streams of a group: what the last call published is known.
+
+        All calls of the backend CUDA do, of NCCL only barriers, of NVSHMEM none.
+        """
+        backend = self.memory.backends.get(rank, "CUDA")
+        ordered = STREAMS_ORDERED and (backend == "CUDA" or (backend == "NCCL" and call == BARRIER))
         if ordered and rank in self.group_clocks:
             self.memory.lane(rank).learn(self.group_clocks[rank])
         yield

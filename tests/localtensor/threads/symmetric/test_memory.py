@@ -485,7 +485,7 @@ def one_shot(mine):
     torch.ops.symm_mem.one_shot_all_reduce(mine, "sum", dist.group.WORLD.group_name)
 
 
-@pytest.mark.parametrize("backend", ["CUDA", "NVSHMEM"])
+@pytest.mark.parametrize("backend", ["CUDA", "NVSHMEM", "NCCL"])
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("calls", STREAMS)
 def test_since_215_the_calls_of_a_group_are_ordered_whatever_their_stream(calls, ordered, backend, monkeypatch):
@@ -504,7 +504,8 @@ def test_since_215_the_calls_of_a_group_are_ordered_whatever_their_stream(calls,
         return mine[0].item()
 
     monkeypatch.setattr(signals, "STREAMS_ORDERED", ordered)
-    if ordered and backend == "CUDA" and calls != "groups":
+    kernels_wait = backend == "CUDA" or (backend == "NCCL" and calls != "signals")
+    if ordered and kernels_wait and calls != "groups":
         assert lt.run(program, ranks=2, leftovers="ignore").values == (2.0, 2.0)
     else:
         error = fails(SymmetricRace, program, leftovers="ignore")
