@@ -46,6 +46,7 @@ CALLS = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("schedule", ["round_robin", "shuffled:1"])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_that_has_returned_is_in_order_with_what_a_barrier_orders(call, schedule):

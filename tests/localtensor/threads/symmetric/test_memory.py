@@ -485,6 +485,7 @@ def one_shot(mine):
     torch.ops.symm_mem.one_shot_all_reduce(mine, "sum", dist.group.WORLD.group_name)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("backend", ["CUDA", "NVSHMEM", "NCCL"])
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("calls", STREAMS)

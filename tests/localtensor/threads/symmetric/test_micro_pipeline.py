@@ -87,6 +87,7 @@ def test_the_fused_program_equals_the_plain_one_bit_for_bit_in_float64(name, ran
             assert torch.equal(plain, fused)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_in_float64_random_numbers_differ_by_the_order_of_additions_only(name):
     """The pipeline adds the ranks' parts in another order than gloo; what adds nothing is equal bit for bit."""

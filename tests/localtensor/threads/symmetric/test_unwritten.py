@@ -63,6 +63,7 @@ MOVED = {
 READ = {"sum": torch.sum, "mul": lambda x: x * 0, "add_": lambda x: x.add_(1), "max": torch.max, "_foreach_add_": lambda x: torch._foreach_add_([x], 1.0)}  # fmt: skip
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("op", OVERWRITTEN)
 def test_what_is_overwritten_is_not_read(op):
     def program():
@@ -71,6 +72,7 @@ def test_what_is_overwritten_is_not_read(op):
     assert lt.run(program, **SILENT).values == (None, None)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("op", DESCRIBED)
 def test_a_new_shape_is_neither_a_read_nor_a_write(op):
     def program():
@@ -83,6 +85,7 @@ def test_a_new_shape_is_neither_a_read_nor_a_write(op):
     assert lt.run(program, **SILENT).values == (None, None)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("op", MOVED)
 def test_what_is_moved_may_be_unwritten_in_part_and_not_as_a_whole(op):
     def program(memory):
