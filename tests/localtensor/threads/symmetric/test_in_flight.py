@@ -31,6 +31,13 @@ def on_first(x):
     return parts(x) if dist.get_rank() == 0 else None
 
 
+def coalesced(x, out):
+    with dist._coalescing_manager(async_ops=True) as manager:
+        dist.all_reduce(x)
+        dist.all_reduce(out)
+    manager.wait()
+
+
 # Of an input and an output.
 CALLS = {
     "all_reduce": lambda x, out: dist.all_reduce(out),
@@ -42,6 +49,9 @@ CALLS = {
     "all_to_all_single": lambda x, out: dist.all_to_all_single(out, x),
     "gather": lambda x, out: dist.gather(part(x), on_first(out), dst=0),
     "scatter": lambda x, out: dist.scatter(part(out), on_first(x), src=0),
+    "future": lambda x, out: dist.all_reduce(out, async_op=True).get_future().wait(),
+    "coalesced": lambda x, out: coalesced(x, out),
+    "two at once": lambda x, out: [work.wait() for work in (dist.isend(x, 1 - dist.get_rank()), dist.irecv(out))],
     "message": lambda x, out: dist.recv(out, 0) if dist.get_rank() else dist.send(x, 1),
 }
 
