@@ -50,7 +50,7 @@ CALLS = {
     "gather": lambda x, out: dist.gather(part(x), on_first(out), dst=0),
     "scatter": lambda x, out: dist.scatter(part(out), on_first(x), src=0),
     "future": lambda x, out: dist.all_reduce(out, async_op=True).get_future().wait(),
-    "coalesced": lambda x, out: coalesced(x, out),
+    "coalesced": coalesced,
     "two at once": lambda x, out: [work.wait() for work in (dist.isend(x, 1 - dist.get_rank()), dist.irecv(out))],
     "message": lambda x, out: dist.recv(out, 0) if dist.get_rank() else dist.send(x, 1),
 }
