@@ -141,6 +141,7 @@ class Ticket:
     deadline: float | None = None  # of a blocked rank, in seconds of the simulated clock
     diagnosis: errors.LocalTensorError | None = None  # what it waited for when the deadline passed
     clock: dict[int, int] | None = None  # what happens before its end, where ranks share memory; of a send, before it
+    in_flight: dict[int, int] | None = None  # the call's own reads and writes of shared memory, which end with its wait
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Bounded search: every schedule with at most so many preemptions, the fewest first, each exactly once.
+"""Bounded search: every schedule with at most so many preemptions, each exactly once, the fewest turns first.
 
 M. Musuvathi, S. Qadeer, "Iterative Context Bounding for Systematic Testing of Multithreaded Programs", PLDI 2007.  A
 schedule is `round_robin` except for some choices; a choice that interrupts a thread that could go on is a preemption.
@@ -8,6 +8,7 @@ A thread that waits or has ended is replaced for free, by any of those that can 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import pairwise
 
 from localtensor.errors.runs import BadSchedule, ReplayDiverged
@@ -76,33 +77,36 @@ class BoundedSchedule:
 
 
 class Frontier:
-    """The schedules still to run: `take` one, run it, then `grow` by its choices.  At most `most` are kept."""
+    """The schedules still to run: `take` one, run it, then `grow` by its choices.  At most `most` are kept.
+
+    Those with the fewest turns come first, and among them those with the fewest preemptions: so each choice of the run
+    without turns is tried once before two are combined, however many choices are free.
+    """
 
     def __init__(self, bound: int, most: int) -> None:
         self._bound, self._most = bound, most
-        self._ahead: list[list[tuple[tuple[tuple[int, int], ...], int]]] = [[] for _ in range(bound + 1)]
-        self._ahead[0].append(((), 0))
-        self._pending = 1
+        self._ahead: list[tuple[int, int, int, tuple[tuple[int, int], ...]]] = [(0, 0, 0, ())]
+        self._added = 0
 
     def take(self) -> BoundedSchedule | None:
-        """A schedule with the fewest preemptions; None if none is left."""
-        for waiting in self._ahead:
-            if waiting:
-                self._pending -= 1
-                return BoundedSchedule(*waiting.pop())
-        return None
+        """A schedule with the fewest turns; None if none is left."""
+        if not self._ahead:
+            return None
+        _, preemptions, _, turns = heappop(self._ahead)
+        return BoundedSchedule(turns, preemptions)
 
     def grow(self, ran: BoundedSchedule) -> None:
         """Adds the schedules that differ from this run in one answer after its last turn."""
-        for choice in reversed(ran.choices):
+        for choice in ran.choices:
             cost = ran.preemptions + choice.preempts
             if cost > self._bound:
                 continue
-            for other in reversed(choice.others):
-                if self._pending >= self._most:
+            for other in choice.others:
+                if len(self._ahead) >= self._most:
                     return
-                self._ahead[cost].append(((*ran.turns, (choice.place, other)), cost))
-                self._pending += 1
+                turns = (*ran.turns, (choice.place, other))
+                self._added += 1
+                heappush(self._ahead, (len(turns), cost, self._added, turns))
 
 
 def read_bounded(text: str) -> BoundedSchedule:

@@ -19,10 +19,10 @@ every bytecode, of a module a yield point: races at unmarked places are explored
 >>> found = explore(program, policy="bounded", bound=1)
 >>> print(found.failure)
 check: two additions made 1
-  thread 1: begins
-  thread 0: begins, writes
-  thread 1: writes
-Replay: bounded:0:1:1:0
+  thread 0: begins
+  thread 1: begins, writes
+  thread 0: writes
+Replay: bounded:1:1
 >>> replay(program, found.failure.text) == found.failure
 True
 >>> class Count:
@@ -143,7 +143,7 @@ def explore(
 ) -> ExplorationResult:
     """The first failure among at most `schedules` schedules, or none.
 
-    policy: "bounded" tries every schedule with at most `bound` preemptions, the fewest first, and is `complete` when it
+    policy: "bounded" tries every schedule with at most `bound` preemptions, the least changed first, and is `complete` when it
     has; "pct" and "shuffled" draw schedules by `seed`, `seed` + 1 and so on (see `localtensor.concurrency.schedule`),
     `depth` is that of pct.  No new run begins after `seconds`.  More than `steps` steps in one run are a livelock.
     `progress` is called every 256 schedules with the number of schedules run so far.

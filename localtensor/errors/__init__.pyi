@@ -103,6 +103,7 @@ from localtensor.errors.runs import ValuesDiffer as ValuesDiffer
 from localtensor.errors.runs import WaitsAlone as WaitsAlone
 from localtensor.errors.runs import WrongArguments as WrongArguments
 from localtensor.errors.symmetric import ChannelsDiffer as ChannelsDiffer
+from localtensor.errors.symmetric import ForeignHandle as ForeignHandle
 from localtensor.errors.symmetric import NoSuchPeer as NoSuchPeer
 from localtensor.errors.symmetric import NotSymmetric as NotSymmetric
 from localtensor.errors.symmetric import OutsideBuffer as OutsideBuffer

@@ -120,7 +120,7 @@ class UnknownReduction(Refusal, RuntimeError, argument="op", values="{op!r}"):
     """A reduction that is in no table."""
 
     PROBLEM = "there is no such reduction"
-    REMEDY = "Write {known}, or pass PremulSum(factor)."
+    REMEDY = "Write {known}."
 
 
 class DtypeNotReducible(Refusal, RuntimeError):

@@ -28,23 +28,32 @@ class MemoryAccess:
         return f"rank {self.rank}{stream} {verb} {self.bytes} by {self.op}{base.place_suffix(self.place)}"
 
 
-DEFAULT_STREAM = "the default stream"
+DEFAULT_STREAM, IN_FLIGHT = "the default stream", "a call in flight"
 
 
 class SymmetricRace(base.ProgramFault):
     """Two accesses to one symmetric buffer, of which one writes, and neither happens before the other.
 
     `first` ran first this time.  `buffer` names the buffer, `common` the bytes that both span, as (first, last + 1).
+    `past` is the stream, of the first access's rank, that is in order with the second access, or of the second's rank
+    with the first, where the access's own stream is not: (rank, name), or None.
     """
 
-    def __init__(self, first: MemoryAccess, second: MemoryAccess, buffer: str, common: tuple[int, int]) -> None:
-        self.first, self.second, self.buffer, self.common = first, second, buffer, common
+    def __init__(
+        self,
+        first: MemoryAccess,
+        second: MemoryAccess,
+        buffer: str,
+        common: tuple[int, int],
+        past: tuple[int, str] | None = None,
+    ) -> None:
+        self.first, self.second, self.buffer, self.common, self.past = first, second, buffer, common, past
         sentence = base.refusal_sentence(
             "symmetric memory",
             "order",
             f"bytes {common[0]} to {common[1] - 1} of {buffer}",
             f"{_who(first)} {_verb(first)} them and {_who(second)} {_verb(second)} them, and nothing orders the two",
-            _missing_edge(first, second),
+            _missing_edge(first, second) if past is None else _missing_wait(first, second, *past),
         )
         lines = [f"  {first}", f"  {second}"]
         super().__init__(sentence, lines, [second.place, first.place], [second.rank, first.rank])
@@ -64,6 +73,10 @@ def _line(access: MemoryAccess) -> str:
 
 def _missing_edge(first: MemoryAccess, second: MemoryAccess) -> str:
     """The order that the program lacks, in the direction in which the two ran."""
+    if first.rank == second.rank and first.stream == IN_FLIGHT:
+        return (
+            f"Let rank {first.rank} wait for the call of {_line(first)}, by wait() of its Work, before {_line(second)}."
+        )
     if first.rank == second.rank:
         return (
             f"Let {second.stream} of rank {second.rank} wait for {first.stream} (wait_stream, or an event recorded after "
@@ -71,7 +84,25 @@ def _missing_edge(first: MemoryAccess, second: MemoryAccess) -> str:
         )
     return (
         f"Let rank {second.rank} wait for a signal of rank {first.rank} before {_line(second)}, which rank {first.rank} puts "
-        f"after {_line(first)}, or let both call barrier() in between."
+        f"after {_line(first)}, or the other way round, or let both call barrier() in between."
+    )
+
+
+def _missing_wait(first: MemoryAccess, second: MemoryAccess, rank: int, past: str) -> str:
+    """The order of streams that the program lacks, where the ranks are in order and a stream of one of them is not."""
+    if first.stream == IN_FLIGHT:
+        return (
+            f"Let the call of {_line(first)} return on rank {rank}, by wait() of its Work, before a barrier or signal that "
+            f"lets rank {second.rank} go on."
+        )
+    if rank == first.rank:
+        return (
+            f"Let {past} of rank {rank} wait for {first.stream} (wait_stream, or an event recorded after {_line(first)}) "
+            f"before the call that lets rank {second.rank} go on."
+        )
+    return (
+        f"Let {second.stream} of rank {rank} wait for {past} (wait_stream, or an event), which has waited for rank "
+        f"{first.rank}, before {_line(second)}."
     )
 
 
@@ -99,6 +130,15 @@ class OutsideBuffer(base.Refusal, RuntimeError, call="symm_mem.{call}"):
 
 class NoSuchPeer(base.Refusal, RuntimeError, call="symm_mem.{call}", argument="{argument}", values="{argument}={peer}"):
     """A rank or channel that the group of a handle does not have; a RuntimeError, as in torch."""
+
+
+class ForeignHandle(
+    base.Refusal, RuntimeError, call="symm_mem.{call}", argument="handle", values="the handle of rank {owner}"
+):
+    """A handle that another rank than its own uses; in real processes no rank has the handle of another."""
+
+    PROBLEM = "rank {caller} uses it"
+    REMEDY = "Let each rank use the handle that its own call of symm_mem.rendezvous returned."
 
 
 class NotSymmetric(base.Refusal, RuntimeError, call="symm_mem.{call}"):

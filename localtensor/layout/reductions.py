@@ -144,7 +144,7 @@ def check_reducible(call: str, op: ReductionOp, dtype: torch.dtype) -> None:
     not in `REDUCIBLE_KINDS`.
     """
     if not isinstance(op, PremulSum) and (not isinstance(op, str) or op not in PAIRS):
-        raise UnknownReduction(call, op, ", ".join(map(repr, PAIRS)))
+        raise UnknownReduction(call, op, f"{', '.join(map(repr, PAIRS))}, or pass PremulSum(factor)")
     if dtype_kind(dtype) not in REDUCIBLE_KINDS[reduction_name(op)]:
         raise DtypeNotReducible(call, reduction_name(op), dtype, dtype_kind(dtype))
 

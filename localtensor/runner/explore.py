@@ -19,7 +19,7 @@ def explore_ranks(
     seconds: float | None = None,
     **options: Any,
 ) -> ExplorationResult:
-    """Runs `fn(*args)` on rank threads under every schedule with at most `bound` preemptions, the fewest first.
+    """Runs `fn(*args)` on rank threads under every schedule with at most `bound` preemptions, the least changed first.
 
     A rank may be preempted wherever ranks meet: at a collective, a message, a wait, and at each access to symmetric
     memory.  At most `schedules` are run, and none begins after `seconds`; `options` are those of `run`.  Returns how

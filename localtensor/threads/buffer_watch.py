@@ -223,8 +223,15 @@ def tensors_in(value: object) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
-# These read elements without any op that a dispatch mode sees.
-_UNDISPATCHED_READERS = {Tensor.tolist, Tensor.numpy, Tensor.__repr__, Tensor.__format__, Tensor.__array__}
+# These read elements without any op that a dispatch mode sees, or give them away, to be read later.
+_UNDISPATCHED_READERS = {
+    Tensor.tolist,
+    Tensor.numpy,
+    Tensor.__repr__,
+    Tensor.__format__,
+    Tensor.__array__,
+    Tensor.__dlpack__,
+}
 
 
 class ReaderWatch(TorchFunctionMode):

@@ -33,6 +33,7 @@ from localtensor.threads import rank_world
 from localtensor.threads.diagnosis import RankEnd
 from localtensor.threads.run_token import Abort
 from localtensor.threads.simulation import Simulation
+from localtensor.threads.symmetric.watch import helper_watched
 
 POLL_SLICE = 0.01  # seconds of a system call, after which other threads of the run have their turn
 _allocate_lock, _sleep, _select = threading.Lock, time.sleep, select.select
@@ -184,7 +185,8 @@ class HelperThreads:
             torch.set_num_threads(torch.get_num_threads())  # OpenMP's own number is per thread
             torch.autograd.set_multithreading_enabled(False)  # backward stays in this thread
             try:
-                run()
+                with helper_watched(simulation, rank, number):
+                    run()
             except (Abort, SystemExit):
                 pass
             except BaseException as error:  # why: it is the rank's error, or the program's own hook gets it

@@ -249,7 +249,7 @@ def _run_rank(
         if world.rank not in simulation.run_token.lost:
             left[world.rank] = rank_world.leave_groups(world)
             if simulation.memory is not None:
-                simulation.memory.leave(world.rank)
+                simulation.memory.leave(world.rank, world.rank)
             rank_world.clear_sharding_cache()
 
 

@@ -113,7 +113,7 @@ class Simulation:
             return Ticket(part, lambda: part.group.ranks)
         ticket = rendezvous.join(part)
         if self.memory is not None:
-            rendezvous.clocks[part.rank] = self.memory.released(part.rank)
+            rendezvous.clocks[part.rank] = self.memory.issued(ticket)
         ticket.deliver = deliver
         if returns_work:
             self._handed_out[ticket] = None
@@ -176,8 +176,9 @@ class Simulation:
         self.note(part)
         others = tuple(rank for rank in part.group.ranks if rank != part.rank)
         ticket = Ticket(part, lambda: others if part.peer is None else (part.peer,))
-        if self.memory is not None and part.kind == "send":
-            ticket.clock = self.memory.released(part.rank)
+        if self.memory is not None:
+            clock = self.memory.issued(ticket)
+            ticket.clock = clock if part.kind == "send" else None
         self._handed_out[ticket] = None
         return ticket
 
@@ -208,6 +209,8 @@ class Simulation:
         clock, ticket.clock = ticket.clock, None
         if clock is not None:
             self.memory.acquired(ticket.part.rank, clock)
+        if ticket.in_flight is not None:
+            self.memory.acquired(ticket.part.rank, ticket.in_flight)
         deliver, ticket.deliver = ticket.deliver, None
         if deliver is not None:
             deliver(ticket.result)

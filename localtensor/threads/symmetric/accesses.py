@@ -114,7 +114,7 @@ def footprint_of_elements(x: torch.Tensor, chosen: torch.Tensor) -> Footprint | 
 class Access:
     """One access: by which stream of which rank, at which of its times, to which bytes, by which op in which line.
 
-    `after` is the number of calls in the log of the run before it.
+    `after` is the number of calls in the log of the run before it, `others` the times of the rank's other streams.
     """
 
     lane: Lane
@@ -124,6 +124,7 @@ class Access:
     op: str
     line: Line
     after: int = 0
+    others: tuple[tuple[Lane, int], ...] = ()
 
     @property
     def rank(self) -> int:
@@ -144,13 +145,17 @@ class Shadow:
     """
 
     def __init__(self, size: int, order: Order, rank: int) -> None:
-        self.ranks = {rank}
+        self.ranks, self._size = {rank}, size
         self._order = order
         self._accesses: dict[int, dict[Any, Access]] = {}  # by stream, and by bytes and kind
         self._newest: dict[int, int] = {}  # by stream: the time of its latest access
         self._count, self._sweep_at = 0, FIRST_SWEEP
-        self._written: Any = np.zeros(size, bool)  # None: all of it
-        self._left = size  # bytes that no rank has written
+        self.forget_written()
+
+    def forget_written(self) -> None:
+        """No rank has written any byte."""
+        self._written: Any = np.zeros(self._size, bool)  # None: all of it is written
+        self._left = self._size  # bytes that no rank has written
 
     def add(self, access: Access) -> Access | None:
         """Keep the access; returns an earlier one that races with it, or None."""

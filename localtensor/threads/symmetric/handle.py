@@ -1,5 +1,6 @@
 """The handle that `symm_mem.rendezvous` returns: torch's `_SymmetricMemory` of one rank; and what kernels begin with."""
 
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from math import prod
@@ -9,11 +10,12 @@ import torch
 from torch import Tensor
 
 from localtensor._util.call_sites import origin
-from localtensor.errors import NotServed, NotSymmetric, OutsideBuffer
+from localtensor.errors import ForeignHandle, NoTime, NotServed, NotSymmetric, OutsideBuffer, WrongType
 from localtensor.threads.diagnosis import TimeLimit
 from localtensor.threads.symmetric import meaning
 from localtensor.threads.symmetric.memory import Area, Buffer
 from localtensor.threads.symmetric.signals import Meeting
+from localtensor.threads.symmetric.watch import watch_of
 
 CPP: Any = torch._C._distributed_c10d._SymmetricMemory
 
@@ -53,23 +55,30 @@ class SymmetricHandle:
 
     def get_buffer(self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int | None = 0) -> Tensor:
         """A tensor in the buffer of a peer; the offset is in elements.  Raises `OutsideBuffer`, `NoSuchPeer`."""
-        self._meeting.check_peer("get_buffer", "rank", rank)
-        return view("get_buffer", self._meeting.buffers[rank], sizes, dtype, int(storage_offset or 0))
+        buffer = self._meeting.buffers[self.peer_number("get_buffer", "rank", rank)]
+        return view("get_buffer", buffer, sizes, dtype, whole("get_buffer", "storage_offset", storage_offset or 0))
 
     def get_remote_tensor(self, peer: int, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """The tensor of a peer that lies where this handle's tensor lies."""
-        self._meeting.check_peer("get_remote_tensor", "peer", peer)
-        return view("get_remote_tensor", self._meeting.buffers[peer], sizes, dtype, self.offset // dtype.itemsize)
+        """The tensor of a peer that lies where this handle's tensor lies.  Raises `OutsideBuffer`, `NoSuchPeer`."""
+        call = "get_remote_tensor"
+        buffer = self._meeting.buffers[self.peer_number(call, "peer", peer)]
+        _check_dtype(call, dtype)
+        if self.offset % dtype.itemsize:
+            values = f"{dtype}, of {dtype.itemsize} bytes"
+            problem = f"the tensor of this handle begins at byte {self.offset}, where such an element cannot begin"
+            raise OutsideBuffer(call, "dtype", values, problem)
+        return view(call, buffer, sizes, dtype, self.offset // dtype.itemsize)
 
     def get_signal_pad(
         self, rank: int, sizes: Sequence[int] = (), dtype: torch.dtype | None = None, storage_offset: int | None = 0
     ) -> Tensor:
         """The signal pad of a peer, or a part of it, as uint32 unless `dtype` is given."""
-        self._meeting.check_peer("get_signal_pad", "rank", rank)
-        pad, dtype = self._meeting.buffers[rank].pad, dtype or torch.uint32
-        start = int(storage_offset or 0)
+        call = "get_signal_pad"
+        pad, dtype = self._meeting.buffers[self.peer_number(call, "rank", rank)].pad, dtype or torch.uint32
+        _check_dtype(call, dtype)
+        start = whole(call, "storage_offset", storage_offset or 0)
         rest = (pad.memory.numel() // dtype.itemsize - start,)
-        return view("get_signal_pad", pad, tuple(sizes) or rest, dtype, start)
+        return view(call, pad, sizes or rest, dtype, start)
 
     def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
         """Wait until all ranks of the group have called it on this channel."""
@@ -86,14 +95,24 @@ class SymmetricHandle:
     def _call(
         self, name: str, call: Callable[..., None], channel: int, timeout_ms: int, peer: tuple[str, int] | None = None
     ) -> None:
+        peers = [] if peer is None else [self.peer_number(name, *peer)]
+        channel, milliseconds = whole(name, "channel", channel), whole(name, "timeout_ms", timeout_ms)
         self._meeting.check_channel(name, channel)
-        if peer is not None:
-            self._meeting.check_peer(name, *peer)
+        if milliseconds < 0:
+            raise NoTime(f"symm_mem.{name}", "timeout_ms", timeout_ms)
         simulation = self._meeting.memory.simulation
-        simulation.enter()
+        if simulation.enter() != self._meeting.group.ranks[self.rank]:
+            raise ForeignHandle(name, self._meeting.group.ranks[self.rank], simulation.rank())
+        watch_of(self._meeting.memory, simulation.rank())  # this may be another thread than that of the rendezvous
         simulation.pause()
-        limit = TimeLimit(timeout_ms / 1000) if timeout_ms else None
-        call(self.rank, *([] if peer is None else [peer[1]]), channel, limit, origin(sys._getframe(2)).line)
+        limit = TimeLimit(milliseconds / 1000) if milliseconds else None
+        call(self.rank, *peers, channel, limit, origin(sys._getframe(2)).line)
+
+    def peer_number(self, call: str, argument: str, peer: int) -> int:
+        """The number of a peer.  Raises `WrongType`, `NoSuchPeer`."""
+        number = whole(call, argument, peer)
+        self._meeting.check_peer(call, argument, number)
+        return number
 
     def __getattr__(self, name: str) -> Any:
         if name in _POINTERS:
@@ -102,11 +121,37 @@ class SymmetricHandle:
         raise AttributeError(f"'_SymmetricMemory' object has no attribute {name!r}")
 
 
-_POINTERS = frozenset({"buffer_ptrs", "buffer_ptrs_dev", "signal_pad_ptrs", "signal_pad_ptrs_dev"})
+_POINTERS = frozenset(
+    {
+        "buffer_ptrs",
+        "buffer_ptrs_dev",
+        "signal_pad_ptrs",
+        "signal_pad_ptrs_dev",
+        "get_multimem_cft_handle",  # these two since 2.15
+        "get_peer_cft_handle",
+    }
+)
+
+
+def whole(call: str, argument: str, value: object) -> int:
+    """The value as an int.  Raises `WrongType`."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise WrongType(f"symm_mem.{call}", argument, value, "it is not a whole number", "Pass an int.") from None
+
+
+def _check_dtype(call: str, dtype: object) -> None:
+    """Raises `WrongType`."""
+    if not isinstance(dtype, torch.dtype):
+        raise WrongType(f"symm_mem.{call}", "dtype", dtype, "it is not a torch.dtype", "Pass one, as torch.float32.")
 
 
 def view(call: str, area: Area, sizes: Sequence[int], dtype: torch.dtype, start: int) -> Tensor:
-    """A contiguous tensor in a buffer or pad, from element `start` on.  Raises `OutsideBuffer`."""
+    """A contiguous tensor in a buffer or pad, from element `start` on.  Raises `OutsideBuffer`, `WrongType`."""
+    _check_dtype(call, dtype)
+    if not isinstance(sizes, tuple | list):
+        raise WrongType(f"symm_mem.{call}", "sizes", sizes, "it is not a tuple of ints", "Pass the shape, as (4,).")
     size, wanted = area.memory.numel(), (start + prod(sizes)) * dtype.itemsize
     if start < 0 or wanted > size or any(count < 0 for count in sizes):
         what = f"{tuple(sizes)} of {dtype} from element {start} on"

@@ -75,6 +75,7 @@ def two_shot_all_reduce_out(x: Tensor, op: str, group: str, output: Tensor) -> T
 def multimem_one_shot_reduce_out(x: Tensor, op: str, root: int, group: str, out: Tensor) -> Tensor:
     """The root reads the tensor of every peer."""
     handle = handle_of("multimem_one_shot_reduce_out", x, group, op=op)
+    handle.peer_number("multimem_one_shot_reduce_out", "root", root)
     handle.barrier()
     if handle.rank == root:
         out.copy_(meaning.fold(peers_of(handle, x), wide=True))
@@ -107,6 +108,7 @@ def reduce_scatter_out(x: Tensor, group: str, split_last_dim: bool, output: Tens
 def tile_reduce(tile: Tensor, out: Tensor, root: int, group: str, op: str = "sum") -> None:
     """The root reads the same tile, which may be strided, of every peer."""
     handle = handle_of("tile_reduce", tile, group, "in_tile", op=op)
+    handle.peer_number("tile_reduce", "root", root)
     handle.barrier()
     if handle.rank == root:
         out.copy_(meaning.fold([_same_tile(handle, tile, peer) for peer in range(handle.world_size)]))
@@ -121,6 +123,8 @@ def _same_tile(handle: SymmetricHandle, tile: Tensor, peer: int) -> Tensor:
 def multi_root_tile_reduce(tiles: Held, out: Tensor, roots: Sequence[int], group: str, op: str = "sum") -> None:
     """Rank `roots[i]` gets the reduction of the i-th tile."""
     handle = handle_of("multi_root_tile_reduce", tiles[0], group, "in_tiles", op=op)
+    for root in roots:
+        handle.peer_number("multi_root_tile_reduce", "roots", root)
     handle.barrier()
     for tile, root in zip(tiles, roots, strict=True):
         if handle.rank == root:
@@ -131,6 +135,7 @@ def multi_root_tile_reduce(tiles: Held, out: Tensor, roots: Sequence[int], group
 def nvshmem_broadcast(x: Tensor, root: int, group: str) -> Tensor:
     """Each rank reads the tensor of the root."""
     handle = handle_of("nvshmem_broadcast", x, group)
+    handle.peer_number("nvshmem_broadcast", "root", root)
     handle.barrier()
     if handle.rank != root:
         x.copy_(peers_of(handle, x)[root])
@@ -285,6 +290,7 @@ def _route(call: str, parts: tuple[Tensor, ...], group: str, *, to_experts: bool
         for minor in range(minors):
             entry, peer = major * minors + minor, minor if to_experts else major
             count, begin = counts[entry], sources[entry]
+            meaning.check_rows(call, offset + count, len(out), begin + count, len(rows[peer]))
             out[offset : offset + count].copy_(rows[peer][begin : begin + count])
             table[1, entry].fill_(offset)
             offset += count

@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from localtensor.errors import UnknownReduction
+from localtensor.errors import OutsideBuffer, UnknownReduction
 
 Held = Sequence[Tensor]
 REDUCTIONS = ("sum", "avg")
@@ -93,6 +93,15 @@ def all_gather_matmul(held: Held, weights: Sequence[Held], dim: int = 0) -> list
 
 def matmul_reduce_scatter(held: Held, weights: Held, op: str = "sum", dim: int = 0) -> list[Tensor]:
     return reduce_scatter([A @ B for A, B in zip(held, weights)], op, dim)
+
+
+def check_rows(call: str, out_end: int, out_rows: int, end: int, rows: int) -> None:
+    """Raises `OutsideBuffer` where splits add up to more rows than the output has, or name rows that a peer lacks."""
+    if out_end > out_rows:
+        problem = f"the rows that this rank receives end at row {out_end}"
+        raise OutsideBuffer(call, "out", f"{out_rows} rows", problem)
+    if end > rows:
+        raise OutsideBuffer(call, "in_splits", f"splits that end at row {end}", f"the input has {rows} rows")
 
 
 Routed = tuple[Tensor, Tensor, Tensor]  # the rows that a rank receives, their splits, their offsets

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 from weakref import ReferenceType, ref
 
+import numpy as np
 import torch
 from torch.distributed import distributed_c10d as c10d
 
@@ -24,6 +25,7 @@ MOST_READS, READS_IN_A_TURN = (
     1000,
     64,
 )  # reads that a rank's loop may repeat: so many are kept, and other ranks run then
+MOST_STREAMS = 7  # of a rank, beside its default one, whose times an access keeps
 FROM_ROOT, TO_ROOT = frozenset({"broadcast", "scatter"}), frozenset({"reduce", "gather"})
 
 
@@ -37,9 +39,39 @@ class Buffer:
         self.group_name: str | None = None
         self.meetings: dict[str, Meeting] = {}
 
+    def tensor(
+        self,
+        size: Sequence[int],
+        stride: Sequence[int],
+        dtype: torch.dtype,
+        storage: torch.UntypedStorage | None = None,
+    ) -> torch.Tensor:
+        """A tensor from the first byte on, in this storage of the same memory."""
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            empty = torch.empty(0, dtype=dtype, device=self.memory.device)
+            return empty.set_(storage or self.memory.untyped_storage(), 0, tuple(size), tuple(stride))
+
+    def fits(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> bool:
+        """Whether such a tensor takes all of it."""
+        return span_of(size, stride) * dtype.itemsize == self.size
+
+    def forget(self) -> None:
+        """No byte has been written."""
+        self.memory.fill_(UNWRITTEN)
+        self.shadow.forget_written()
+
     def __str__(self) -> str:
         at = f", allocated at {self.line[0].rpartition('/')[2]}:{self.line[1]}" if self.line else ""
         return f"buffer {self.number} of rank {self.rank} ({self.size} bytes{at})"
+
+
+def span_of(size: Sequence[int], stride: Sequence[int]) -> int:
+    """From the first element of a tensor to its last, in elements.
+
+    >>> span_of((2, 3), (4, 1)), span_of((0, 3), (3, 1))
+    (7, 0)
+    """
+    return 1 + sum((count - 1) * step for count, step in zip(size, stride)) if all(size) else 0
 
 
 Area: TypeAlias = Buffer | Pad
@@ -64,8 +96,12 @@ class SymmetricMemory:
         self.areas: dict[int, Area] = {}  # by storage
         self.blocked: dict[int, Any] = {}  # by rank: the signal for which it waits
         self.backends: dict[int, str] = {}  # by rank: what `set_backend` has set
-        self.watches: dict[int, Any] = {}  # by rank
+        self.watches: dict[int, Any] = {}  # by thread: of the rank itself, whose number it has, and of its helpers
+        self.pools: dict[int, Any] = {}  # by rank
+        self.sharing: set[int] = set()  # the ranks that have used symmetric memory
         self.meetings: list[Meeting] = []
+        self.group_clocks: dict[int, dict[int, Clock]] = {}  # by group: see `Meeting.group_clocks`
+        self._in_flight: dict[int, set[Lane]] = {}  # by rank: where the call that it is about to make reads and writes
         self._counts: dict[int, int] = {}
         self._unwritten: list[tuple[Access, Buffer, int, int]] = []
         self._persistent: dict[tuple[int, int], tuple[Buffer, ReferenceType[torch.Tensor]]] = {}  # by rank and number
@@ -94,22 +130,20 @@ class SymmetricMemory:
 
         Raises RuntimeError, as torch does, if the tensor before is still in use or has another size.
         """
-        span = 1 + sum((count - 1) * step for count, step in zip(size, stride)) if all(size) else 0
-        size_in_bytes = span * dtype.itemsize
+        size_in_bytes = span_of(size, stride) * dtype.itemsize
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             buffer = None if alloc_id is None else self._kept(rank, alloc_id, size_in_bytes)
             if buffer is None:
                 on_gpu = device.type == "cuda" and torch.cuda.is_available()
-                where = device if on_gpu else "cpu"
-                raw = torch.full((size_in_bytes,), UNWRITTEN, dtype=torch.uint8, device=where)
+                # From an array: such memory cannot be resized, as torch's cannot.
+                raw = torch.from_numpy(np.full(size_in_bytes, UNWRITTEN, np.uint8))
+                raw = raw.to(device) if on_gpu else raw
                 number = self._counts[rank] = self._counts.get(rank, -1) + 1
                 line = origin(sys._getframe(2)).line
                 buffer = Buffer(number, rank, raw, Pad(rank, pad_size), self.order, line)
                 for area in (buffer, buffer.pad):
                     self.areas[int(area.memory.untyped_storage()._cdata)] = area
-            storage = buffer.memory.untyped_storage()
-            empty = torch.empty(0, dtype=dtype, device=buffer.memory.device)
-            made = empty.set_(storage, 0, tuple(size), tuple(stride))
+            made = buffer.tensor(size, stride, dtype)
         if alloc_id is not None:
             self._persistent[(rank, alloc_id)] = buffer, ref(made)
         return made
@@ -167,12 +201,18 @@ class SymmetricMemory:
 
     # Accesses
 
-    def touch(self, rank: int, op: str, uses: Sequence[Use], line: Line) -> None:
-        """The rank is about to run an op on symmetric memory: a yield point, and the check for races."""
+    def touch(self, rank: int, op: str, uses: Sequence[Use], line: Line, *, in_flight: bool = False) -> None:
+        """The rank is about to run an op on symmetric memory: a yield point, and the check for races.
+
+        With `in_flight` it is a collective or message, which reads and writes until the rank has waited for it.
+        """
         self.simulation.pause()
         lane = self.lane(rank)
         self._note_spin(rank, uses, line)
         for use in uses:
+            if in_flight:
+                lane = self.order.in_flight(rank, writes=use.writes)
+                self._in_flight.setdefault(rank, set()).add(lane)
             if isinstance(use.area, Pad):
                 first, last = use.bytes.lo // WORD, (use.bytes.hi - 1) // WORD
                 if use.reads:
@@ -184,6 +224,9 @@ class SymmetricMemory:
 
     def _check(self, lane: Lane, op: str, use: Use, buffer: Buffer, line: Line) -> None:
         access = Access(lane, lane.time, use.writes, use.bytes, op, line, len(self.simulation.log))
+        if lane is not lane.host.default or len(lane.host.lanes) > 1:
+            some = (lane.host.default, *lane.host.lanes[-MOST_STREAMS:])
+            access.others = tuple((one, one.time) for one in some if one is not lane)
         shadow = buffer.shadow
         if use.reads:
             missing, total = shadow.unwritten(use.bytes)
@@ -192,7 +235,8 @@ class SymmetricMemory:
         earlier = shadow.add(access)
         if earlier is not None:
             common = earlier.bytes.common_range(access.bytes)
-            self.simulation.fail(SymmetricRace(_shown(earlier), _shown(access), str(buffer), common))
+            past = _stream_past(earlier, access)
+            self.simulation.fail(SymmetricRace(_shown(earlier), _shown(access), str(buffer), common, past))
         if use.writes:
             shadow.mark_written(use.bytes)
 
@@ -228,6 +272,21 @@ class SymmetricMemory:
 
     # Order
 
+    def issued(self, ticket: Ticket) -> Clock:
+        """What happens before the end of a call that its rank has just made, on all ranks that take part.
+
+        They have what it reads, so it has been read.  What it writes is known to its own rank only, by the wait.
+        """
+        rank = ticket.part.rank
+        clock = self.released(rank)
+        for lane in self._in_flight.pop(rank, ()):
+            own = lane.publish()
+            ticket.in_flight = ticket.in_flight or {}
+            join(ticket.in_flight, own)
+            if lane is self.order.hosts[rank].in_flight.get(False):
+                join(clock, own)
+        return clock
+
     def released(self, rank: int) -> Clock:
         return self.order.release(rank)
 
@@ -262,9 +321,10 @@ class SymmetricMemory:
 
     # Ends
 
-    def leave(self, rank: int) -> None:
-        """The rank has ended, in the calling thread."""
-        watch = self.watches.pop(rank, None)
+    def leave(self, rank: int, number: int) -> None:
+        """The calling thread of the rank, which has this number, ends."""
+        self.order.hosts[rank].end_thread()
+        watch = self.watches.pop(number, None)
         if watch is not None:
             watch.end()
 
@@ -282,6 +342,18 @@ class SymmetricMemory:
             return None
         access, buffer, missing, total = self._unwritten[0]
         return ReadUnwritten(_shown(access), str(buffer), missing, total)
+
+
+def _stream_past(first: Access, second: Access) -> tuple[int, str] | None:
+    """The stream by which two ranks are in order, where the streams of their accesses are not: its rank, its name."""
+    if first.rank != second.rank:
+        for lane, time in first.others:
+            if second.lane.knows(lane.number, time):
+                return first.rank, lane.name
+        for lane in second.lane.host.lanes:
+            if lane.knows(first.lane.number, first.time):
+                return second.rank, lane.name
+    return None
 
 
 def _shown(access: Access) -> MemoryAccess:

@@ -7,6 +7,9 @@ happened.  A stream's time advances when it publishes its clock: to a barrier, a
 """
 
 from collections.abc import Container, Mapping
+from threading import get_ident
+
+from localtensor.errors.symmetric import DEFAULT_STREAM, IN_FLIGHT
 
 Clock = dict[int, int]  # number of a stream -> time
 
@@ -61,15 +64,30 @@ class Lane:
 
 
 class Host:
-    """What one rank's own thread has waited for, and its current stream."""
+    """What one rank has waited for, its streams, and the current one of each of its threads."""
 
-    __slots__ = ("clock", "current", "default", "version")
+    __slots__ = ("_currents", "clock", "default", "in_flight", "lanes", "version")
 
     def __init__(self) -> None:
         self.clock: Clock = {}
         self.version = 0
+        self.lanes: list[Lane] = []
         self.default: Lane
-        self.current: Lane
+        self._currents: dict[int, Lane] = {}  # by thread; the default stream where it has set none
+        self.in_flight: dict[bool, Lane] = {}  # of collectives and messages: by whether it writes
+
+    @property
+    def current(self) -> Lane:
+        """The current stream of the calling thread."""
+        return self._currents.get(get_ident(), self.default)
+
+    @current.setter
+    def current(self, lane: Lane) -> None:
+        self._currents[get_ident()] = lane
+
+    def end_thread(self) -> None:
+        """The calling thread ends."""
+        self._currents.pop(get_ident(), None)
 
     def learn(self, clock: Mapping[int, int]) -> None:
         """What this rank issues from now on, to any stream, happens after what the clock holds."""
@@ -92,13 +110,27 @@ class Order:
         self.lanes: list[Lane] = []
         self.hosts = [Host() for _ in range(ranks)]
         for rank, host in enumerate(self.hosts):
-            host.default = host.current = self.new_lane(rank, "the default stream")
+            host.default = self.new_lane(rank, DEFAULT_STREAM)
 
     def new_lane(self, rank: int, name: str = "") -> Lane:
         """A new stream of the rank, which knows what the rank has waited for."""
         number = len(self.lanes)
-        lane = Lane(number, rank, name or f"stream {number - len(self.hosts) + 1}", self.hosts[rank])
+        host = self.hosts[rank]
+        lane = Lane(number, rank, name or f"stream {len(host.lanes)}", host)
         self.lanes.append(lane)
+        host.lanes.append(lane)
+        return lane
+
+    def in_flight(self, rank: int, *, writes: bool) -> Lane:
+        """Where a collective or message that is issued now reads, or writes, until it is waited for."""
+        host = self.hosts[rank]
+        if writes not in host.in_flight:
+            lane = host.in_flight[writes] = Lane(len(self.lanes), rank, IN_FLIGHT, host)
+            self.lanes.append(lane)
+        lane = host.in_flight[writes]
+        lane.follow_host()
+        host.current.follow_host()
+        lane.learn(host.current.publish())
         return lane
 
     def release(self, rank: int) -> Clock:
@@ -110,8 +142,15 @@ class Order:
         self.hosts[rank].learn(clock)
 
     def known_to_all(self, ranks: Container[int]) -> Clock:
-        """The times up to which each stream of these ranks is known to all the streams of these ranks."""
+        """The times up to which each stream of these ranks is known to all the streams of these ranks.
+
+        What is in flight follows the stream that issues it: what that one knows, it will know.  A rank that has more
+        streams than one may make another, which begins with what the rank itself has waited for.
+        """
         lanes = [lane for lane in self.lanes if lane.rank in ranks]
-        for lane in lanes:
+        streams = [lane for lane in lanes if lane.name != IN_FLIGHT]
+        for lane in streams:
             lane.follow_host()
-        return {lane.number: min(other.clock.get(lane.number, 0) for other in lanes) for lane in lanes}
+        clocks = [lane.clock for lane in streams]
+        clocks += [lane.host.clock for lane in streams if lane is lane.host.default and len(lane.host.lanes) > 1]
+        return {lane.number: min(clock.get(lane.number, 0) for clock in clocks) for lane in lanes}

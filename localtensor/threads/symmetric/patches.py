@@ -17,7 +17,7 @@ from localtensor._util.ambient import simulation_of_this_rank
 from localtensor._util.call_sites import origin
 from localtensor._util.patching import replaced
 from localtensor.errors import NotServed
-from localtensor.threads.symmetric import streams
+from localtensor.threads.symmetric import pools, streams
 from localtensor.threads.symmetric.handle import CPP, SymmetricHandle
 from localtensor.threads.symmetric.kernels import OF_HANDLES, register_kernels
 from localtensor.threads.symmetric.memory import SymmetricMemory, memory_of
@@ -26,11 +26,12 @@ from localtensor.threads.symmetric.watch import watch_of
 MODULE = "torch.distributed._symmetric_memory"
 MICRO_PIPELINE = "torch._inductor.fx_passes.micro_pipeline_tp"
 
-# Private part of torch: why it is needed.  Tried on torch 2.13.0, on 2.11.0 also with a GPU, and on 2.14.1.
+# Private part of torch: why it is needed.  Tried on torch 2.12.1 to 2.15.0, and on 2.11.0 with a GPU, before the pools.
 SYMMETRIC_PRIVATE = {
     "torch._C._distributed_c10d._SymmetricMemory": "its static methods allocate and exchange symmetric memory",
     "torch.cuda.is_current_stream_capturing": "torch's workspace asks it, and without a GPU it raises",
     "torch.cuda._sleep": "torch's pipelines call it",
+    "torch._C._storage_Use_Count": "whether a tensor still lies in memory of a pool",
     "torch.distributed._symmetric_memory.torch": "since 2.14 its streams are torch.accelerator's, which want a GPU",
     "torch.distributed._symmetric_memory._should_use_implicit_mempool": "on a GPU, `empty` takes a pool that we do not have",
 }
@@ -51,6 +52,9 @@ def _empty(
     alloc_id: int | None = None,
 ) -> torch.Tensor:
     memory, rank = _here()  # type: ignore[misc]
+    if torch.device(device).type not in ("cpu", "cuda"):
+        detail = f"memory of a device {torch.device(device).type!r} is not simulated"
+        raise NotServed("symm_mem.empty", detail, gloo_has_it=False)
     watch_of(memory, rank)
     made = memory.allocate(rank, size, stride, dtype, torch.device(device), int(CPP.signal_pad_size), alloc_id)
     memory.buffer_of(made).group_name = group_name  # type: ignore[union-attr]
@@ -62,6 +66,7 @@ def _rendezvous(tensor: torch.Tensor, group_name: str | None = None) -> Symmetri
     meeting = memory.rendezvous(rank, tensor, group_name, origin(sys._getframe(1)).line)
     if meeting is None:
         return None
+    watch_of(memory, rank)
     offset = int(tensor.storage_offset()) * tensor.element_size()
     return SymmetricHandle(meeting, meeting.group.ranks.index(rank), offset)
 
@@ -70,7 +75,7 @@ def _set_backend(name: str) -> None:
     memory, rank = _here()  # type: ignore[misc]
     if name not in BACKENDS:
         raise RuntimeError(f"SymmetricMemory: unknown backend {name!r}; it is one of {', '.join(BACKENDS)}")
-    if rank in memory.watches and memory.backends.get(rank, BACKENDS[0]) != name:
+    if rank in memory.sharing and memory.backends.get(rank, BACKENDS[0]) != name:
         raise RuntimeError("SymmetricMemory: the backend cannot be changed once symmetric memory has been allocated")
     memory.backends[rank] = name
 
@@ -160,6 +165,13 @@ def _for_caller(module: str, original: Callable[[], Any], answer: object) -> Cal
     return call
 
 
+def _pool(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def call(device: Any) -> Any:
+        return original(device) if simulation_of_this_rank() is None else pools.pool_of_rank()
+
+    return call
+
+
 _STREAMS: dict[str, Any] = {
     "Stream": streams.RankStream,
     "Event": streams.RankEvent,
@@ -168,8 +180,10 @@ _STREAMS: dict[str, Any] = {
     "current_stream": streams.current_stream,
     "default_stream": streams.default_stream,
     "set_stream": streams.set_stream,
+    "set_device": streams.set_device,
     "synchronize": streams.synchronize,
     "_sleep": streams.sleep,
+    "use_mem_pool": pools.use_mem_pool,
     "is_current_stream_capturing": lambda: False,
 }
 
@@ -187,6 +201,7 @@ class _TorchOfRanks:
 
 
 _ACCELERATOR = {
+    "current_accelerator": lambda check_available=False: torch.device("cuda"),  # since 2.15: whether a group is served
     "current_stream": streams.current_stream,
     "current_device_index": lambda: 0,
     "is_available": lambda: False,
@@ -216,6 +231,9 @@ def symmetric_memory_patched() -> Iterator[None]:
         if not torch.cuda.is_available():
             for name, ours in _STREAMS.items():
                 stack.enter_context(replaced(torch.cuda, name, ours))
+            stack.enter_context(replaced(torch.Tensor, "record_stream", streams.record_stream))
+            if hasattr(symm_mem, "get_mem_pool"):
+                stack.enter_context(replaced(symm_mem, "get_mem_pool", _pool(symm_mem.get_mem_pool)))
             # torch's workspace of symmetric memory names its device by it.
             device = _for_caller(MODULE, torch.cuda.current_device, 0)
             stack.enter_context(replaced(torch.cuda, "current_device", device))

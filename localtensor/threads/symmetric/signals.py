@@ -5,7 +5,8 @@ word is 0 and sets it; `wait_signal` waits until it is set and clears it.  A bar
 So a signal that was put for one purpose can be taken for another: that is `PadReused`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 WORD = 4  # bytes
 BARRIER, PUT, WAIT = "barrier", "put_signal", "wait_signal"
+# Since 2.15 torch's kernels that use a pad wait for the one before of the same rank and group, whatever its stream.
+STREAMS_ORDERED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +99,11 @@ class Meeting:
     buffers: "list[Buffer]"
     counts: dict[tuple[int, str], int] = field(default_factory=dict)  # calls so far, by rank and kind
 
+    @property
+    def group_clocks(self) -> dict[int, Clock]:
+        """By rank: what its last call on a pad of this group has published, of whatever buffer."""
+        return self.memory.group_clocks.setdefault(id(self.group), {})
+
     def check_channel(self, call: str, channel: int) -> None:
         """Raises `NoSuchPeer`."""
         most = len(self.buffers[0].pad.words) // len(self.buffers)
@@ -122,22 +130,38 @@ class Meeting:
     def put_signal(self, me: int, peer: int, channel: int, limit: TimeLimit | None, line: Line) -> None:
         """Set the word of this rank in the pad of `peer`, as soon as it is clear.  `me` and `peer` are group ranks."""
         part = self.part(self.group.ranks[me], PUT, channel, line, self.group.ranks[peer])
-        self._put(part, me, peer, channel, PUT, limit)
+        with self._after_the_one_before(part.rank, PUT):
+            self._put(part, me, peer, channel, PUT, limit)
 
     def wait_signal(self, me: int, peer: int, channel: int, limit: TimeLimit | None, line: Line) -> None:
         """Clear the word of `peer` in the pad of this rank, as soon as it is set."""
         part = self.part(self.group.ranks[me], WAIT, channel, line, self.group.ranks[peer])
-        self._take(part, me, peer, channel, WAIT, limit)
+        with self._after_the_one_before(part.rank, WAIT):
+            self._take(part, me, peer, channel, WAIT, limit)
 
     def barrier(self, me: int, channel: int, limit: TimeLimit | None, line: Line) -> None:
         """Put a signal to each peer, then wait for one of each."""
         part = self.part(self.group.ranks[me], BARRIER, channel, line)
-        for peer in range(len(self.buffers)):
-            if peer != me:
+        peers = [peer for peer in range(len(self.buffers)) if peer != me]
+        with self._after_the_one_before(part.rank, BARRIER):
+            for peer in peers:
                 self._put(part, me, peer, channel, BARRIER, limit)
-        for peer in range(len(self.buffers)):
-            if peer != me:
+            for peer in peers:
                 self._take(part, me, peer, channel, BARRIER, limit)
+
+    @contextmanager
+    def _after_the_one_before(self, rank: int, call: str) -> Iterator[None]:
+        """Inside the block of a call, where kernels order the streams of a group: what the last call published is known.
+
+        All calls of the backend CUDA do, of NCCL only barriers, of NVSHMEM none.
+        """
+        backend = self.memory.backends.get(rank, "CUDA")
+        ordered = STREAMS_ORDERED and (backend == "CUDA" or (backend == "NCCL" and call == BARRIER))
+        if ordered and rank in self.group_clocks:
+            self.memory.lane(rank).learn(self.group_clocks[rank])
+        yield
+        if ordered:
+            self.group_clocks[rank] = self.memory.lane(rank).publish()
 
     def _put(self, part: Contribution, me: int, peer: int, channel: int, call: str, limit: TimeLimit | None) -> None:
         pad, word = self.buffers[peer].pad, channel * len(self.buffers) + me

@@ -59,6 +59,8 @@ class RankStream:
         _host().learn(self.lane.publish())
 
     def query(self) -> bool:
+        """True, as its ops have run: the rank goes on knowing that, as after `synchronize`."""
+        self.synchronize()
         return True
 
     def __enter__(self) -> "RankStream":
@@ -95,6 +97,8 @@ class RankEvent:
         _host().learn(self.clock)
 
     def query(self) -> bool:
+        """True, as what is before it has run: the rank goes on knowing that, as after `synchronize`."""
+        self.synchronize()
         return True
 
     def elapsed_time(self, end: "RankEvent") -> float:
@@ -140,3 +144,14 @@ def synchronize(device: object = None) -> None:
 def sleep(cycles: int) -> None:
     """torch.cuda._sleep: orders nothing."""
     _host()
+
+
+def set_device(device: object) -> None:
+    """torch.cuda.set_device: a rank has the device that it names."""
+    _host()
+
+
+def record_stream(tensor: torch.Tensor, stream: object) -> None:
+    """Tensor.record_stream: no memory is given back while a stream may use it; it orders nothing."""
+    if not isinstance(stream, RankStream):
+        torch._C.TensorBase.record_stream(tensor, stream)  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ from localtensor.threads.buffer_watch import (
     tensor_uses,
     tensors_in,
 )
+from localtensor.threads.simulation import Simulation
 from localtensor.threads.symmetric.accesses import Footprint, footprint_of, footprint_of_elements
 from localtensor.threads.symmetric.memory import SymmetricMemory, Use
 
@@ -43,34 +44,24 @@ class _Argument(NamedTuple):
     writes: bool
 
 
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # In-place ops that do not read what they write, or only in part.
-_OVERWRITING = frozenset(
-    [
-        "copy_",
-        "fill_",
-        "zero_",
-        "normal_",
-        "uniform_",
-        "random_",
-        "bernoulli_",
-        "exponential_",
-        "cauchy_",
-        "geometric_",
-        "log_normal_",
-        "set_",
-        "index_put_",
-        "_index_put_impl_",
-        "index_copy_",
-        "index_fill_",
-        "masked_fill_",
-        "masked_scatter_",
-        "scatter_",
-        "put_",
-        "resize_",
-    ]
+_OVERWRITING = _names(
+    "copy_ fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ cauchy_ geometric_ log_normal_ set_ resize_"
+    " index_put_ _index_put_impl_ index_copy_ index_fill_ masked_fill_ masked_scatter_ scatter_ put_"
+    " _foreach_copy_ _foreach_zero_"
 )
-# Ops that only move what they read: bytes that no rank has written may be among them.
-_MOVING = frozenset(["copy_", "clone", "_to_copy", "cat", "stack", "copy", "split_with_sizes_copy", "_unsafe_view"])
+# Ops that only move what they read, or choose from it: bytes that no rank has written may be among them.
+_MOVING = _names(
+    "copy_ clone _to_copy cat stack copy split_with_sizes_copy _unsafe_view where masked_fill _foreach_copy_ _chunk_cat"
+    " repeat flip roll constant_pad_nd index_put slice_scatter select_scatter diagonal_scatter"
+    " index index_select gather take embedding masked_select narrow_copy slice_copy select_copy diagonal_copy"
+)
+_REDUCING = _names("allreduce_ allreduce_coalesced_ reduce_")  # they read what they write
+_GIVING_AWAY = _names("Tensor.numpy Tensor.__array__ Tensor.__dlpack__")
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"})
 
@@ -78,7 +69,7 @@ _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autogr
 @functools.cache
 def _arguments(func: OpOverload) -> tuple[_Argument, ...] | None:
     """The tensor arguments of an op that touches elements; None if their use depends on the call."""
-    if is_view_op(func) or reads_metadata_only(func):
+    if is_view_op(func) or reads_metadata_only(func) or torch.Tag.inplace_view in func.tags:
         return ()
     if func.namespace == "symm_mem":  # its kernel reports what it does
         return ()
@@ -127,7 +118,9 @@ class SymmetricWatch(TorchDispatchMode):
         if func is _ITEM:
             self._memory.synchronize(self._rank)
         if uses:
-            self._memory.touch(self._rank, func.overloadpacket.__name__, uses, origin(sys._getframe(1)).line)
+            in_flight = func.namespace == "c10d"
+            name, line = func.overloadpacket.__name__, origin(sys._getframe(1)).line
+            self._memory.touch(self._rank, name, uses, line, in_flight=in_flight)
         if func.namespace == "symm_mem" and any(x.is_cuda for x in tensors_in((*args, *kwargs.values()))):
             return func.redispatch(_OUR_KERNELS, *args, **kwargs)  # CUDA's own want memory that torch has exchanged
         return func(*args, **kwargs)
@@ -137,7 +130,8 @@ class SymmetricWatch(TorchDispatchMode):
         uses: list[Use] = []
         if arguments is None:
             for tensor, writes in tensor_uses(func, args, kwargs):
-                self._add(uses, func, (args, kwargs), tensor, _Argument(-1, "", not writes, writes))
+                reads = not writes or func.overloadpacket.__name__ in _REDUCING
+                self._add(uses, func, (args, kwargs), tensor, _Argument(-1, "", reads, writes))
             return uses
         for argument in arguments:
             at = argument.position
@@ -170,17 +164,31 @@ class SymmetricWatch(TorchDispatchMode):
             area = self._memory.areas.get(int(tensor.untyped_storage()._cdata))
             where = None if area is None else footprint_of(tensor)
             if area is not None and where is not None:
-                use = Use(area, where, reads=True, writes=False, moves=name == "Tensor.numpy")
+                use = Use(area, where, reads=True, writes=False, moves=name in _GIVING_AWAY)
                 self._memory.touch(self._rank, name, [use], origin(sys._getframe(1)).line)
 
 
 def watch_of(memory: SymmetricMemory, rank: int) -> SymmetricWatch:
-    """The watch of the calling rank, which reports from the first call on."""
-    watch: SymmetricWatch | None = memory.watches.get(rank)
+    """The watch of the calling thread of the rank, which reports from the first call on."""
+    number = memory.simulation.run_token.here()
+    watch: SymmetricWatch | None = memory.watches.get(number)
     if watch is None:
-        watch = memory.watches[rank] = SymmetricWatch(memory, rank)
+        memory.sharing.add(rank)
+        watch = memory.watches[number] = SymmetricWatch(memory, rank)
         watch.begin()
     return watch
+
+
+@contextmanager
+def helper_watched(simulation: Simulation, rank: int, number: int) -> Iterator[None]:
+    """Inside the block, all of a helper thread, its accesses are reported, if its rank has used symmetric memory."""
+    if simulation.memory is not None and rank in simulation.memory.sharing:
+        watch_of(simulation.memory, rank)
+    try:
+        yield
+    finally:
+        if simulation.memory is not None:
+            simulation.memory.leave(rank, number)
 
 
 @contextmanager
@@ -229,6 +237,10 @@ _CHOSEN: dict[str, _Chooser] = {
     "take": _read(torch.take),
     "embedding": _read(lambda x, index, *rest, **kwargs: torch.index_select(x, 0, index.reshape(-1))),
     "masked_select": _read(torch.masked_select),
+    "narrow_copy": _read(torch.narrow),
+    "slice_copy": _read(torch.ops.aten.slice),
+    "select_copy": _read(torch.select),
+    "diagonal_copy": _read(torch.diagonal),
     "index_put_": _index_put,
     "_index_put_impl_": _index_put,
     "index_copy_": _index_fill,

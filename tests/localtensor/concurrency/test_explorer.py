@@ -334,7 +334,7 @@ def test_choices_before_the_last_turn_belong_to_other_schedules():
     assert [choice.place for choice in schedule.choices] == [2]
 
 
-def test_fewer_preemptions_come_first():
+def test_fewer_turns_come_first_and_among_them_fewer_preemptions():
     frontier, seen = Frontier(2, 1000), []
     while True:
         schedule = frontier.take()
@@ -343,9 +343,12 @@ def test_fewer_preemptions_come_first():
         schedule.begin(2)
         for _ in range(4):
             schedule.next([0, 1], 0)
-        seen.append(schedule.preemptions)
+        schedule.number(2)
+        seen.append((len(schedule.turns), schedule.preemptions))
         frontier.grow(schedule)
-    assert seen == sorted(seen) and set(seen) == {0, 1, 2}
+    assert seen == sorted(seen)
+    assert seen[:6] == [(0, 0), (1, 0), (1, 1), (1, 1), (1, 1), (1, 1)]
+    assert seen[-1] == (3, 2)
 
 
 def test_what_costs_no_preemption_is_run_within_a_bound_of_none():
@@ -357,7 +360,7 @@ def test_what_costs_no_preemption_is_run_within_a_bound_of_none():
         schedule.number(2)
         told.append(schedule.text)
         frontier.grow(schedule)
-    assert told == ["bounded", "bounded:0:1", "bounded:0:1:2:1", "bounded:2:1"]
+    assert told == ["bounded", "bounded:0:1", "bounded:2:1", "bounded:0:1:2:1"]
 
 
 def test_a_turn_to_what_cannot_run_diverges():

@@ -1,20 +1,24 @@
 """What the detector finds in the corpus: recall, false alarms, right lines.  `python -m tests.tools.symmetric.measure`.
 
-With `--cost`, what it costs: the time of 10,000 accesses of eight ranks, with the detector and without.
+With `--cost`, what it costs: 10,000 accesses of eight ranks, and each right program, with the detector and without.
 """
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
 import localtensor as lt
+from localtensor._util.patching import replaced
+from localtensor.threads.symmetric.watch import SymmetricWatch
 from tests.device import DEVICE
-from tests.tools.symmetric import faulty, late, right  # noqa: F401  # they register the programs
+from tests.tools.symmetric import faulty, late, late_faulty, late_right, right  # noqa: F401  # they register the programs
 from tests.tools.symmetric.labels import FAULTY, RIGHT, Labelled
 
 MOST_SCHEDULES = 1000
@@ -70,7 +74,7 @@ def report():
     return outcomes, alarms, len(found) / len(outcomes), len(lines) / max(len(found), 1)
 
 
-RANKS, ACCESSES, RUNS = 8, 10_000, 3
+RANKS, ACCESSES, RUNS = 8, 10_000, 5
 
 
 def in_phases(count):
@@ -97,30 +101,45 @@ def spread(count):
     handle.barrier()
 
 
-def seconds(program: Callable[[int], None], races: bool) -> float:
-    """The shortest of a few runs."""
-
-    def once() -> float:
-        begin = time.perf_counter()
-        lt.run(program, ACCESSES, ranks=RANKS, races=races, leftovers="ignore", device=DEVICE)
-        return time.perf_counter() - begin
-
-    return min(once() for _ in range(RUNS))
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Inside the block no access is seen: neither a check nor a yield point.  A loop that polls a pad would not end."""
+    with replaced(SymmetricWatch, "begin", lambda _: None), replaced(SymmetricWatch, "end", lambda _: None):
+        yield
 
 
-def costs() -> Iterator[tuple[str, float, float]]:
-    """Each program's name, its seconds with the detector, and those without."""
-    for program in (in_phases, spread):
-        seconds(program, True)  # the first run fills torch's caches
-        yield program.__name__, seconds(program, True), seconds(program, False)
+def seconds(program: Callable[..., object], *args: object, ranks: int, races: bool, watched: bool = True) -> float:
+    """The processor time of one run."""
+    with nullcontext() if watched else unwatched():
+        begin = time.process_time()
+        lt.run(program, *args, ranks=ranks, races=races, leftovers="ignore", device=DEVICE)
+        return time.process_time() - begin
+
+
+WAYS = ({"races": True}, {"races": False}, {"races": False, "watched": False})
+
+
+def costs(
+    program: Callable[..., object], *args: object, ranks: int, ways: Sequence[dict[str, bool]] = WAYS
+) -> list[float]:
+    """The seconds of the program with the detector, with `races=False`, and unwatched: medians of a few runs in turns."""
+    seconds(program, *args, ranks=ranks, races=True)  # the first run fills torch's caches
+    rounds = [[seconds(program, *args, ranks=ranks, **way) for way in ways] for _ in range(RUNS)]
+    return [median(column) for column in zip(*rounds, strict=True)]
 
 
 def print_costs() -> None:
-    for name, with_detector, without in costs():
-        ratio = with_detector / without
+    for program in (in_phases, spread):
+        detected, off, bare = costs(program, ACCESSES, ranks=RANKS)
         print(
-            f"{name}: {ACCESSES} accesses of {RANKS} ranks in {with_detector:.2f} s, {without:.2f} s without: {ratio:.2f}"
+            f"{program.__name__}: {ACCESSES} accesses of {RANKS} ranks in {detected:.2f} s,"
+            f" {detected / off:.2f} times races=False, {detected / bare:.2f} times unwatched"
         )
+    each = {one.name: costs(one.body, ranks=one.ranks, ways=WAYS[:2]) for one in RIGHT}
+    whole = sum(on for on, _ in each.values()) / sum(off for _, off in each.values())
+    worst = max(each, key=lambda name: each[name][0] / each[name][1])
+    most = each[worst][0] / each[worst][1]
+    print(f"{len(each)} right programs: {whole:.2f} times races=False, {most:.2f} times at most ({worst})")
 
 
 def print_findings() -> None:

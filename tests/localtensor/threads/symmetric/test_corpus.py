@@ -103,6 +103,11 @@ def test_a_random_program_races_if_and_only_if_the_plain_way_says_so(steps, sche
 def test_the_programs_that_measure_the_cost_make_as_many_accesses_as_they_say(program, monkeypatch):
     touched = []
     touch = SymmetricMemory.touch
-    monkeypatch.setattr(SymmetricMemory, "touch", lambda memory, *use: (touched.append(use), touch(memory, *use)))
+
+    def count(memory, *use, **how):
+        touched.append(use)
+        touch(memory, *use, **how)
+
+    monkeypatch.setattr(SymmetricMemory, "touch", count)
     lt.run(program, 1008, ranks=measure.RANKS)
     assert 1008 <= len(touched) < 1050

@@ -1,5 +1,6 @@
 import inspect
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from localtensor.errors import (
     SignalNotConsumed,
     SymmetricRace,
 )
+from localtensor.threads.symmetric import signals
 from localtensor.threads.symmetric.handle import CPP
 from localtensor.threads.symmetric.watch import SymmetricWatch
 
@@ -171,6 +173,111 @@ def test_the_replay_line_repeats_a_race():
     assert str(fails(SymmetricRace, write_read_race, schedule=text)).splitlines()[0] == str(error).splitlines()[0]
 
 
+def a_stream_that_the_barrier_does_not_wait_for():
+    mine, handle = meet(8)
+    handle.barrier()
+    for _ in range(12):  # more streams than an access keeps the times of
+        side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with side:
+        handle.get_buffer(1 - handle.rank, (8,), torch.float32).clone()  # the read
+    handle.barrier()
+    mine.fill_(2)  # the write
+
+
+def a_stream_that_does_not_wait_for_the_barrier():
+    mine, handle = meet(8)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    handle.barrier()
+    mine.fill_(1)  # the write
+    handle.barrier()
+    with side:
+        handle.get_buffer(1 - handle.rank, (8,), torch.float32).clone()  # the read
+
+
+@pytest.mark.parametrize("schedule", ["round_robin", "shuffled:1", "pct:3"])
+def test_a_race_of_a_stream_names_the_stream_that_has_to_wait(schedule):
+    fn = a_stream_that_the_barrier_does_not_wait_for
+    error = fails(SymmetricRace, fn, schedule=schedule)
+    reader, line = error.first.rank, line_of(fn, "# the read")
+    assert error.past == (reader, "the default stream")
+    edge = f"Let the default stream of rank {reader} wait for stream 12 (wait_stream, or an event recorded after line {line})"
+    assert f"{edge} before the call that lets rank {1 - reader} go on." in str(error)
+    fn = a_stream_that_does_not_wait_for_the_barrier
+    error = fails(SymmetricRace, fn, schedule=schedule)
+    reader, line = error.second.rank, line_of(fn, "# the read")
+    assert error.past == (reader, "the default stream")
+    assert f"Let stream 1 of rank {reader} wait for the default stream (wait_stream, or an event)" in str(error)
+    assert f"which has waited for rank {1 - reader}, before line {line}." in str(error)
+
+
+QUESTIONS = {
+    "a stream": lambda side: side.query(),
+    "an event": lambda side: side.record_event().query(),
+    "an event recorded in it": lambda side: torch.cuda.Event().record(side),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has its own streams")
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_what_a_stream_has_done_by_its_own_word_is_known_to_the_rank(question):
+    def program():
+        mine, handle = meet(8)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        handle.barrier()
+        with side:
+            theirs = handle.get_buffer(1 - handle.rank, (8,), torch.float32).clone()
+            theirs.record_stream(side)
+        if QUESTIONS[question](side):
+            handle.barrier()
+        mine.fill_(2)
+
+    if question == "an event recorded in it":  # that asks nothing
+        fails(SymmetricRace, program)
+    else:
+        assert lt.run(program, ranks=2).values == (None, None)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has its own streams")
+def test_a_rank_sets_the_device_that_it_names():
+    assert lt.run(lambda: torch.cuda.set_device(dist.get_rank()), ranks=2).values == (None, None)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has its own streams")
+def test_a_stream_that_is_made_late_races_with_an_early_write():
+    def program():
+        mine, handle = meet(400)
+        early = torch.cuda.Stream()
+        for at in range(200):
+            mine[at : at + 1].fill_(1)
+        for _ in range(2):
+            handle.barrier()
+        early.wait_stream(torch.cuda.current_stream())
+        handle.barrier()
+        for at in range(200, 400):  # so many that accesses which all streams know are removed
+            mine[at : at + 1].clone()
+        handle.barrier()
+        with torch.cuda.Stream():  # it has waited for nothing
+            handle.get_buffer(1 - handle.rank, (400,), torch.float32)[7:8].clone()
+        handle.barrier()
+
+    error = fails(SymmetricRace, program)
+    assert (error.first.op, error.second.op) == ("fill_", "clone")
+
+
+def test_ranks_without_any_order_have_to_wait_for_each_other_whatever_their_streams():
+    def program():
+        mine, handle = meet(8)
+        with torch.cuda.Stream():
+            mine.fill_(1) if handle.rank else handle.get_buffer(1, (8,), torch.float32).clone()
+
+    error = fails(SymmetricRace, program)
+    assert error.past is None
+    assert "wait for a signal of rank" in str(error)
+
+
 EDGES = {
     "barrier": lambda handle: handle.barrier(),
     "all_reduce": lambda handle: dist.all_reduce(torch.ones(1)),
@@ -240,6 +347,25 @@ def test_views_that_share_no_byte_do_not_race():
     assert lt.run(program, ranks=3).values[0] == [0, 1, 2] * 4
 
 
+@pytest.mark.parametrize("copy", [
+    lambda x: x.narrow_copy(0, 0, 4), lambda x: torch.slice_copy(x, 0, 0, 4),
+    lambda x: torch.select_copy(x.view(2, 4), 0, 0), lambda x: torch.diagonal_copy(x.view(4, 2)),
+])  # fmt: skip
+def test_a_copy_of_a_part_reads_no_more(copy):
+    def program():
+        mine, handle = meet(8, fill=False)
+        mine[:4].fill_(1)
+        handle.barrier()
+        theirs = handle.get_buffer(0, (8,), torch.float32)
+        total = copy(theirs).sum().item() if handle.rank else theirs[4:].fill_(2).sum().item()
+        handle.barrier()
+        return total
+
+    first, second = lt.run(program, ranks=2).values
+    assert first == 8.0
+    assert second in (2.0, 4.0)
+
+
 def test_strided_views_that_share_a_byte_race():
     def program():
         _mine, handle = meet(12)
@@ -254,6 +380,7 @@ READS = {
     "sum": torch.sum, "item": lambda x: x[0].item(), "tolist": torch.Tensor.tolist, "numpy": torch.Tensor.numpy, "str": str,
     "operand": lambda x: torch.ones(2) + x, "out of another": lambda x: torch.add(x, 1, out=torch.empty(2)),
     "copy from": lambda x: torch.ones(2).copy_(x), "select": lambda x: x.index_select(0, torch.tensor([0])),
+    "dlpack": torch.from_dlpack, "array": np.asarray, "copy of a part": lambda x: x.narrow_copy(0, 1, 1),
 }  # fmt: skip
 WRITES = {
     "fill": lambda x: x.fill_(1), "add": lambda x: x.add_(1), "out": lambda x: torch.add(x, 1, out=x),
@@ -303,6 +430,22 @@ def test_a_read_of_what_no_rank_has_written_is_an_error_and_a_padded_copy_is_not
     assert error.access.op == "sum"
 
 
+@pytest.mark.parametrize("choose", [
+    lambda x, mask: torch.where(mask, x, 0.0), lambda x, mask: x.masked_fill(~mask, 0.0), lambda x, mask: x[mask],
+    lambda x, mask: x.clone().masked_fill_(~mask, 0.0), lambda x, mask: x.masked_select(mask),
+])  # fmt: skip
+def test_rows_that_a_mask_leaves_out_may_be_unwritten(choose):
+    def program():
+        mine, handle = meet(8, fill=False)
+        mine[:4].fill_(1)
+        handle.barrier()
+        theirs = handle.get_buffer(1 - handle.rank, (8,), torch.float32)
+        return choose(theirs, torch.arange(8) < 4).sum().item()
+
+    assert lt.run(program, ranks=2).values == (4.0, 4.0)
+    fails(ReadUnwritten, lambda: torch.where(torch.tensor(True), meet(8, fill=False)[0], 0.0))
+
+
 def test_a_read_before_the_write_is_a_race_and_not_a_read_of_unwritten_memory():
     def program():
         mine, handle = meet(8, fill=False)
@@ -321,6 +464,53 @@ def test_a_wrong_value_from_unwritten_memory_is_named_before_the_assertion_that_
         assert mine.sum() == 8
 
     assert isinstance(fails(ReadUnwritten, program), ReadUnwritten)
+
+
+# What each of two streams does, given handles of two buffers and of a buffer of another group, and the first buffer.
+STREAMS = {
+    "barriers": (lambda one, *_: one.barrier(), lambda one, *_: one.barrier(channel=1)),
+    "barriers of two buffers": (lambda one, *_: one.barrier(), lambda _, two, *__: two.barrier()),
+    "signals": (lambda one, *_: exchange(one, 0), lambda one, *_: exchange(one, 1)),
+    "ops": (lambda _, __, ___, mine: one_shot(mine), lambda _, __, ___, mine: one_shot(mine)),
+    "groups": (lambda one, *_: one.barrier(), lambda _, __, other, ___: other.barrier()),
+}
+
+
+def exchange(handle, channel):
+    handle.put_signal(1 - handle.rank, channel)
+    handle.wait_signal(1 - handle.rank, channel)
+
+
+def one_shot(mine):
+    torch.ops.symm_mem.one_shot_all_reduce(mine, "sum", dist.group.WORLD.group_name)
+
+
+@pytest.mark.few(12)
+@pytest.mark.parametrize("backend", ["CUDA", "NVSHMEM", "NCCL"])
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("calls", STREAMS)
+def test_since_215_the_calls_of_a_group_are_ordered_whatever_their_stream(calls, ordered, backend, monkeypatch):
+    def program():
+        symm_mem.set_backend(backend)
+        mine, handle = meet(8)
+        parts = (handle, meet(8)[1], meet(8, group=dist.new_group([0, 1]))[1], mine)
+        first, second = torch.cuda.Stream(), torch.cuda.Stream()
+        with first:
+            mine.fill_(1)
+            STREAMS[calls][0](*parts)
+        with second:
+            STREAMS[calls][1](*parts)
+            mine.fill_(2)
+        torch.cuda.synchronize()
+        return mine[0].item()
+
+    monkeypatch.setattr(signals, "STREAMS_ORDERED", ordered)
+    kernels_wait = backend == "CUDA" or (backend == "NCCL" and calls != "signals")
+    if ordered and kernels_wait and calls != "groups":
+        assert lt.run(program, ranks=2, leftovers="ignore").values == (2.0, 2.0)
+    else:
+        error = fails(SymmetricRace, program, leftovers="ignore")
+        assert {error.first.stream, error.second.stream} != {"the default stream"}
 
 
 def test_a_signal_that_no_rank_waits_for_is_an_error():
