@@ -31,6 +31,7 @@ depend on, each value with its type.
 | tensor._dtensor_spec.DTensorSpec: mesh, placements, tensor_meta,    |             |        |
 | shard_order                                                         | 2.11 - 2.15 | 2.13   |
 | tensor.placement_types._StridedShard                                | 2.11 - 2.15 | 2.13   |
+| tensor._dispatch: the words of its check of plain tensors           | by feature  | 2.13   |
 """
 
 from __future__ import annotations
@@ -183,10 +184,15 @@ def _cached(
     return answer
 
 
-def is_refusal_of_rules(error: BaseException) -> bool:
-    """Whether DTensor's propagation has raised an error, which is that of every rank: it sees no rank's piece.
+_MIXED = "got mixed torch.Tensor and DTensor"
+"""What the check of plain tensors says; where another torch says it otherwise, such a call is run on rank threads."""
 
-    In lockstep an error of this package, as of a number that differs between ranks, is none.
+
+def is_refusal_of_rules(error: BaseException) -> bool:
+    """Whether DTensor's propagation, or its check of plain tensors, has raised an error, which is that of every rank.
+
+    They see sizes and placements of whole tensors; where they ask for a number that differs between ranks, lockstep raises
+    an error of this package.
     """
     chain: list[BaseException] = []
     following: BaseException | None = error
@@ -196,7 +202,7 @@ def is_refusal_of_rules(error: BaseException) -> bool:
     if any(isinstance(one, LocalTensorError) for one in chain):
         return False
     files = (frame.f_code.co_filename for one in chain for frame, _ in traceback.walk_tb(one.__traceback__))
-    return _sharding_prop.__file__ in files
+    return _MIXED in str(error) or _sharding_prop.__file__ in files  # autograd's engine drops the frames beneath it
 
 
 _TRACE_PARAMETERS = ["self", "op_schema", "placement", "mesh"]

@@ -49,8 +49,12 @@ def test_lockstep_and_rank_threads_say_the_same(program):
         assert threads.refused or threads.wrong
 
 
-def test_a_refusal_of_the_rules_is_that_of_every_rank_without_a_run_on_threads():
-    refused = next(program for program in VARIED if program.sample.op == "aten.unbind.int")
+@pytest.mark.parametrize(
+    "refused",
+    [on(sample("unbind.int", X, 0), "S(0)"), on(sample("unbind.int", numbers(3, 2), 0), "R", then="grad of 0")],
+    ids=["by a rule", "a plain tensor beside DTensors"],
+)
+def test_a_refusal_of_the_rules_is_that_of_every_rank_without_a_run_on_threads(refused):
     with simulated_run.quiet():
         [one], [threads] = run_in_lockstep([work(refused)]), run_on_threads([work(refused)])
     assert one is not None and one.refused
