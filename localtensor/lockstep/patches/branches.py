@@ -320,8 +320,9 @@ def item_for_each_rank(mode: Any, values: Array, held: Array | None) -> int | No
         return None
     here = mode.everyone.row_of != NOWHERE
     here = here if held is None else here & held
-    if ((values < -len(found)) | (values >= len(found)))[here].any():
-        return len(found)  # IndexError, as on that rank
+    outside = ((values < -len(found)) | (values >= len(found)))[here]
+    if outside.any():
+        return len(found) if outside.all() else None  # IndexError, as on each rank; on some, the others go on
     groups = by_value(values, here)
     kinds = [ranks_of_row(groups, row) for row in range(groups.rows)]
     items = [found[int(values[kind.row_of != NOWHERE][0])] for kind in kinds]

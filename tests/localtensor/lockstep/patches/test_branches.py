@@ -423,7 +423,7 @@ def asserts():
 
 def asks_too_far():
     numbers = [1, 2, 3]
-    return numbers[dist.get_rank()]
+    return numbers[dist.get_rank() + 3]
 
 
 @pytest.mark.parametrize(("program", "error"), [(asserts, AssertionError), (asks_too_far, IndexError)])
@@ -446,6 +446,15 @@ def takes_a_slice_of_a_list_that_is_made():
     return ([3, 4] * 2)[dist.get_rank() :]
 
 
+def catches_what_one_rank_raises():
+    numbers = [1, 2, 3]
+    try:
+        found = numbers[dist.get_rank()]
+    except IndexError:
+        found = -1
+    return found
+
+
 class MakesLists:
     @property
     def sizes(self):
@@ -459,6 +468,7 @@ def takes_an_item_of_a_list_that_is_made():
 
 @pytest.mark.parametrize("program", [
     takes_rows_before, takes_a_named_slice, takes_a_slice_of_a_list_that_is_made, takes_an_item_of_a_list_that_is_made,
+    catches_what_one_rank_raises,
 ])  # fmt: skip
 def test_a_part_of_a_list_that_cannot_be_joined_is_refused(program):
     with lt.LocalTensorMode(RANKS), pytest.raises(lt.errors.RanksDiverge, match="value: 0 on rank 0, 1 on rank 1"):
