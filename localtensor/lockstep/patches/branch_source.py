@@ -66,7 +66,7 @@ def branch_at(frame: FrameType) -> Branch | None:
     code = frame.f_code
     place = _position(frame)
     lines = linecache.getlines(code.co_filename, frame.f_globals)
-    own = () if frame.f_locals is frame.f_globals else (*code.co_varnames, *code.co_cellvars)
+    own = None if frame.f_locals is frame.f_globals else (*code.co_varnames, *code.co_cellvars)
     asks, argument = dis.opname[code.co_code[frame.f_lasti]], code.co_code[frame.f_lasti + 1]
     if place is None or not asks.startswith((*_INNER, *_JUMPS)):
         return None
@@ -137,9 +137,12 @@ def tree_of(text: str) -> ast.Module | None:
 
 @functools.lru_cache(512)
 def _branch(
-    text: str, file: str, place: tuple[int, ...], own: tuple[str, ...], free: tuple[str, ...], inner: bool
+    text: str, file: str, place: tuple[int, ...], own: tuple[str, ...] | None, free: tuple[str, ...], inner: bool
 ) -> Branch | None:
-    """The statement in a text whose condition is at this place, in a function with variables of its `own` and `free` ones."""
+    """The statement in a text whose condition is at this place, in a function with variables of its `own` and `free` ones.
+
+    At the top of a module `own` is None.
+    """
     tree = tree_of(text)
     if tree is None:
         return None
@@ -148,8 +151,8 @@ def _branch(
             for owner, test in _conditions(node):
                 leads = _answer(owner, test, place, inner=inner)
                 if leads is not None:
-                    return _made(node, test, (leads, inner), file, ({*own, *free}, {*free}))
-    return next(_comparisons(tree, file, place, {*own, *free}), None) if inner else None
+                    return _made(node, test, (leads, inner), file, (None if own is None else {*own}, {*free}))
+    return next(_comparisons(tree, file, place, {*(own or ()), *free}), None) if inner else None
 
 
 def _comparisons(tree: ast.Module, file: str, place: tuple[int, ...], local: set[str]) -> Iterator[Branch]:
@@ -180,7 +183,15 @@ def _conditions(node: ast.stmt) -> Iterator[tuple[ast.stmt | ast.expr, ast.expr]
     if isinstance(node, ast.If | ast.Assert):
         yield node, node.test
     elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-        yield from ((one, one.test) for one in ast.walk(node.value) if isinstance(one, ast.IfExp))
+        yield from ((one, one.test) for one in _in_this_scope(node.value) if isinstance(one, ast.IfExp))
+
+
+def _in_this_scope(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes beneath, but those of functions and comprehensions: they have frames of their own, or run several times."""
+    if not isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+        yield node
+        for one in ast.iter_child_nodes(node):
+            yield from _in_this_scope(one)
 
 
 def _answer(node: ast.stmt | ast.expr, test: ast.expr, place: tuple[int, ...], *, inner: bool) -> bool | None:
@@ -245,14 +256,17 @@ def _name_of(function: ast.expr) -> str:
 
 
 def _made(
-    node: ast.stmt, test: ast.expr, asked: tuple[bool, bool], file: str, local: tuple[set[str], set[str]]
+    node: ast.stmt, test: ast.expr, asked: tuple[bool, bool], file: str, local: tuple[set[str] | None, set[str]]
 ) -> Branch | None:
-    if not _is_fit(node, test, local[1]):
+    own, free = local
+    if not _is_fit(node, test, free):
         return None
     leads, inner = asked
     names = [one for one in ast.walk(test if isinstance(node, ast.Assert) else node) if isinstance(one, ast.Name)]
     assigns = {one.id for one in names if isinstance(one.ctx, ast.Store)} | set(_imported(node))
-    variables = sorted({one.id for one in names if one.id in local[0]} | assigns)
+    if own is not None and not isinstance(node, ast.Assert) and not assigns <= own | free:
+        return None  # a global variable
+    variables = sorted({one.id for one in names if one.id in (own or set()) | free} | assigns)
     reads = tuple(sorted({one.id for one in names if isinstance(one.ctx, ast.Load)}))
     line = (node.end_lineno or 0) + 1
 

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_leaves
 
 from localtensor._util.call_sites import is_user_file
 from localtensor.errors import NotInLockstep
+from localtensor.lockstep.patches.branch_effects import Effects
 from localtensor.lockstep.patches.branch_source import TEST, Branch, branch_at, list_at
 from localtensor.lockstep.patches.branch_values import joined_with_gradients, narrowed
 from localtensor.lockstep.patches.device_mesh import (
@@ -125,21 +126,25 @@ def _called(
     """What a function of the statement returns on these ranks: its variables afterwards, or whether the condition holds."""
     function = FunctionType(code, frame.f_globals)
     with _on_ranks(mode, branch, {**frame.f_globals, **before}, kind):
-        given = [narrowed(mode, before.get(name, _UNSET), kind) for name in branch.variables]
-        after = function(*given)
+        given = {name: narrowed(mode, before.get(name, _UNSET), kind) for name in branch.variables}
+        own = Effects(given)  # lists are copies, which the other ranks do not have
+        after = function(*given.values())
+        _check_effects(own)
     return {name: value for name, value in after.items() if value is not _UNSET} if code is not branch.test else after
 
 
 @contextmanager
 def _on_ranks(mode: Any, branch: Branch, scope: dict[str, Any], kind: Partition) -> Iterator[None]:
-    """While inside, the statement runs on these ranks.  Raises `NotInLockstep` for a container of all ranks that has changed."""
-    shared = {name: _items(scope[name]) for name in branch.reads if name in scope}
+    """While inside, the statement runs on these ranks.  Raises `NotInLockstep` if it has changed what all ranks have."""
+    shared = Effects({name: scope[name] for name in branch.reads if name in scope})
     with narrow_mode(mode, kind), without_other_modes(mode), _NoWrites():
         yield
-    for name, items in shared.items():
-        now = _items(scope[name])
-        if len(now) != len(items) or any(a is not b for a, b in zip(now, items, strict=True)):
-            raise NotInLockstep(f"if: {name}", "it is changed on some ranks only, and is one object for all")
+    _check_effects(shared)
+
+
+def _check_effects(before: Effects) -> None:
+    if name := before.changed():
+        raise NotInLockstep(f"if: {name}", "it is changed on some ranks only, and is one object for all")
 
 
 class _Arm:
@@ -164,7 +169,9 @@ class _Arm:
         kind, names = ranks_of_row(self._groups, 1), [name for name in self._branch.variables if name in self._before]
         self._stack.enter_context(_on_ranks(self._mode, self._branch, {**self._frame.f_globals, **self._before}, kind))
         _running.append(self)
-        _assign(self._frame, {name: narrowed(self._mode, self._before[name], kind) for name in names})
+        given = {name: narrowed(self._mode, self._before[name], kind) for name in names}
+        self._given = Effects(given)
+        _assign(self._frame, given)
         return self._branch.arm, self.end
 
     def end(self, event: str, error: Any) -> Next:
@@ -176,6 +183,7 @@ class _Arm:
         if error is not None:
             self._stack.__exit__(*error)
             return None
+        _check_effects(self._given)
         self._stack.close()
         _assign(self._frame, _joined(self._mode, self._branch, self._before, self._after, self._groups))
         return None
@@ -223,19 +231,6 @@ class _NoWrites(TorchDispatchMode):
         return done
 
 
-def _items(value: object) -> list[Any]:
-    """What a container or an object holds, and its containers; nothing of what cannot be changed."""
-    if isinstance(value, dict):
-        return [*value.keys(), *value.values()]
-    if isinstance(value, list | set):
-        return list(value)
-    ours = type(value).__module__.startswith(("torch.distributed.", "torch._C", "localtensor."))  # groups, meshes
-    if ours or isinstance(value, type | ModuleType | FunctionType | Tensor) or not hasattr(value, "__dict__"):
-        return []
-    held = [*vars(value).values()]
-    return [*held, *(item for one in held if isinstance(one, dict | list | set) for item in _items(one))]
-
-
 def _joined(
     mode: Any, branch: Branch, before: dict[str, Any], after: Sequence[dict[str, Any]], groups: Partition
 ) -> dict[str, Any]:
@@ -246,8 +241,10 @@ def _joined(
         if any(one is _UNSET for one in each):  # other ranks have no such variable, and cannot read it
             joined.update((name, one) for one in each if one is not _UNSET)
             continue
-        if any(isinstance(one, DTensor) for one in each) and any(one is not each[0] for one in each):
-            raise NotInLockstep(f"if: {name}", "a DTensor is assigned on some ranks only, and is one object for all")
+        whole = next((type(one).__name__ for one in each if isinstance(one, DTensor | np.ndarray)), None)
+        if whole and any(one is not each[0] for one in each):
+            problem = f"a value of type {whole} is assigned on some ranks only, and is one object for all"
+            raise NotInLockstep(f"if: {name}", problem)
         own = [
             narrowed(mode, one, ranks_of_row(groups, row)) if found is before else one
             for row, (one, found) in enumerate(zip(each, after, strict=True))

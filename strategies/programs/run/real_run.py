@@ -217,7 +217,7 @@ def _lockstep_results(parts: Sequence[ProgramRankTask], mesh: DeviceMesh) -> lis
     pieces = tuple(lt.LocalTensor(list(column)) for column in columns)
     try:
         outs = rank_run.call_results(replace(parts[0], pieces=pieces), mesh)
-    except Exception as error:
+    except Exception as error:  # why: a rule may raise anything, and what is no refusal is raised again
         if not is_refusal_of_rules(error):
             raise
         return [ProgramRankResult("op", (error_in_one_line(error),) * len(parts))] * len(parts)

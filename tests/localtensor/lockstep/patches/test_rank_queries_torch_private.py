@@ -5,6 +5,7 @@ import pytest
 
 from localtensor.threads import rank_world
 from localtensor.threads.state import propagation_settings, shared_propagation
+from localtensor.threads.symmetric.patches import SYMMETRIC_PRIVATE
 from tests.localtensor.threads.test_rank_world import lacks
 
 _CPP, _C10D = "torch._C._distributed_c10d", "torch.distributed.distributed_c10d"
@@ -98,6 +99,7 @@ def test_what_is_touched_is_listed_somewhere():
             rank_world.PROCESS_GLOBALS_PRIVATE,
             shared_propagation.PRIVATE,
             propagation_settings.PRIVATE,
+            SYMMETRIC_PRIVATE,
         )
         for part in table
     }
