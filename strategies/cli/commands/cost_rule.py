@@ -58,7 +58,7 @@ def run(options: RuleCostOptions) -> int:
     try:
         overloads = resolve_overloads(options.op)
     except LocalTensorError as error:
-        return fail(f"{CALL}: {error}", EXIT_USAGE)
+        return fail(str(error).replace("localtensor discover:", f"{CALL}:", 1), EXIT_USAGE)
     rows: list[dict[str, Any]] = []
     for op in overloads:
         for sample in samples_of(op, options.seed)[:MOST_CALLS]:
