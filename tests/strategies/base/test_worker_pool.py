@@ -1,4 +1,5 @@
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -42,6 +43,19 @@ def alive(pids):
 
 def pid_of(task, note):
     return os.getpid()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_is_frozen_for_the_workers_is_collected_after_them_unless_it_was_frozen_before(frozen):
+    before = gc.get_freeze_count()
+    gc.freeze() if frozen else gc.unfreeze()
+    try:
+        with WorkerPool(1) as pool:
+            assert [answer.value for answer in pool.run(work, ["a"], limit=60)] == ["aa"]
+            assert gc.get_freeze_count() > 0
+        assert (gc.get_freeze_count() > 0) == frozen
+    finally:
+        gc.freeze() if before else gc.unfreeze()
 
 
 def hoard(task, note):
