@@ -207,8 +207,8 @@ class WorkerPool:
         for worker in self._workers:
             worker.kill()
         self._workers.clear()
-        if not self._frozen:
-            gc.unfreeze()  # else cycles would outlive the interpreter, and triton list its part of them
+        if "triton" in sys.modules and not self._frozen:  # it costs the interpreter a second at its end
+            gc.unfreeze()  # else cycles outlive the interpreter, and triton lists its part of them
 
     def run(
         self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Callable[[int], None] | None = None
