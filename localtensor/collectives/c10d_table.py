@@ -11,7 +11,6 @@ arguments.  Calls on groups of other backends pass through to the previous kerne
 import functools
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,8 +22,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
-from localtensor._util.call_sites import place_of_frame
-from localtensor._util.events import Call
 from localtensor.collectives import reference
 from localtensor.collectives.argument_checks import (
     PREMUL_SUM,
@@ -289,62 +286,35 @@ def kernels_in_place(kernels: object) -> Iterator[None]:
     """Inside the block, `kernels` serves every c10d op that takes a process group."""
     serving = [kernels]  # emptied at the end: torch may keep the kernels of the last run
     try:
-        with _replaced_kernels(functools.partial(_kernel, serving)):
+        with replaced_kernels(functools.partial(_kernel, serving)):
             yield
     finally:
         serving.clear()
 
 
 @contextmanager
-def calls_seen() -> Iterator[list[Call]]:
-    """Gives a list that gets the calls of this process's collectives and messages on real backends, inside the block."""
-    calls: list[Call] = []
-    seeing, numbers = [calls], Counter[str]()  # the first is emptied at the end, as above
-
-    def made(name: str, schema: torch.FunctionSchema, previous: Callable[..., Any] | None) -> Callable[..., Any]:
-        at, _, count = argument_positions(name, schema)
-
-        def kernel(*arguments: Any) -> object:
-            if previous is None:
-                raise NotServed(f"c10d::{name}", "this torch cannot hand it on")
-            for into in seeing:
-                group = dist.ProcessGroup.unbox(arguments[at])
-                ranks = tuple(dist.get_process_group_ranks(group))
-                rest = [plain_argument(x) for x in (*arguments[:at], *arguments[at + 1 :])][:count]
-                kind, op = ("send" if name == SEND else "recv"), None
-                if name in COLLECTIVE_OPS:
-                    served, given = COLLECTIVE_OPS[name].read_call(rest)
-                    kind, op = served.kind, None if given.op is None else str(given.op)
-                number, place = numbers[group.group_name], place_of_frame(sys._getframe(1))
-                into.append(Call(dist.get_rank(), kind, group.group_name, ranks, number, op=op, place=place))
-                numbers[group.group_name] += 1
-            return previous(*arguments)
-
-        return kernel
-
-    try:
-        with _replaced_kernels(made):
-            yield calls
-    finally:
-        seeing.clear()
-
-
-@contextmanager
-def _replaced_kernels(made: Callable[[str, Any, Callable[..., Any] | None], Callable[..., Any]]) -> Iterator[None]:
-    """Inside the block, every c10d op has the kernel that is `made` of its name, its schema and its previous kernel."""
+def replaced_kernels(
+    made: Callable[[str, Any, Callable[..., Any] | None], Callable[..., Any]], keys: Sequence[str] = ()
+) -> Iterator[None]:
+    """Inside the block, every c10d op has the kernel that is `made` of its name, its schema and its previous kernel, for
+    these dispatch keys; by default for those of all devices, and of sparse tensors where the op takes them."""
     library = torch.library.Library("c10d", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "(?s).*previously registered kernel", UserWarning)  # intended
             for name, schema in _collective_ops():
-                full, has = f"c10d::{name}", torch._C._dispatch_has_kernel_for_dispatch_key
-                for device in ("CPU", "CUDA") if torch.backends.cuda.is_built() else ("CPU",):
-                    # Sparse ones where the op takes them.
-                    for key in (device, f"Sparse{device}") if has(full, f"Sparse{device}") else (device,):
-                        library.impl(name, made(name, schema, _previous_kernel(full, key)), key, allow_override=True)
+                full = f"c10d::{name}"
+                for key in keys or _device_keys(full):
+                    library.impl(name, made(name, schema, _previous_kernel(full, key)), key, allow_override=True)
         yield
     finally:
         library._destroy()
+
+
+def _device_keys(full: str) -> Iterator[str]:
+    devices = ("CPU", "CUDA") if torch.backends.cuda.is_built() else ("CPU",)
+    yield from devices
+    yield from (key for d in devices if torch._C._dispatch_has_kernel_for_dispatch_key(full, key := f"Sparse{d}"))
 
 
 @functools.cache

@@ -6,6 +6,7 @@ Each fault is a function of the program's own calls, so a run with faults repeat
 import ast
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from localtensor.collectives.rendezvous import Contribution, Ticket
 from localtensor.errors import BadFaults, PeerLost
@@ -50,16 +51,22 @@ class Faults:
             if not right:
                 raise BadFaults(name, getattr(self, name), problem)
 
+        def known(rank: object) -> bool:
+            return _whole(rank, 0) and rank in everyone
+
+        problem = f"it has to give ranks below {ranks} the number of a call from 1 on"
+        require(isinstance(self.kill, (Mapping, Sequence)), "kill", problem)
         for kill in self._kills():
-            good = all(rank in everyone and _whole(call, 1) for rank, call in kill.items())
-            require(good, "kill", f"it has to give ranks below {ranks} the number of a call from 1 on")
-        require(_whole(int(self.restart), 0), "restart", "it has to be a number of restarts")
-        good = all(rank in everyone and 0 <= late < float("inf") for rank, late in self.delay.items())
+            good = isinstance(kill, Mapping) and all(known(rank) and _whole(call, 1) for rank, call in kill.items())
+            require(good, "kill", problem)
+        good = isinstance(self.restart, bool) or _whole(self.restart, 0)
+        require(good, "restart", "it has to be a number of restarts")
+        good = isinstance(self.delay, Mapping) and all(known(rank) and _seconds(t) for rank, t in self.delay.items())
         require(good, "delay", f"it has to give ranks below {ranks} a number of seconds")
-        good = all(a in everyone and b in everyone and _whole(number, 1) for a, b, number in self.drop)
+        good = all(len(one) == 3 and known(one[0]) and known(one[1]) and _whole(one[2], 1) for one in _lists(self.drop))
         require(good, "drop", f"it has to name a sender and a receiver below {ranks}, and a number from 1 on")
-        flat = [rank for part in self.split for rank in part]
-        good = len(set(flat)) == len(flat) and all(rank in everyone for rank in flat)
+        flat = [rank for part in _lists(self.split) for rank in part]
+        good = all(map(known, flat)) and len(set(flat)) == len(flat)
         require(good, "split", f"its parts have to be different ranks below {ranks}")
         require(_whole(self.split_at, 1), "split_at", "it has to be the number of a call from 1 on")
 
@@ -98,6 +105,16 @@ def faults_from_text(text: str) -> Faults:
 
 def _whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _seconds(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+def _lists(value: object) -> list[list[Any]]:
+    """A collection of collections as lists; a list with a None, which is no rank, for anything else."""
+    right = isinstance(value, Collection) and not isinstance(value, (str, Mapping))
+    return [list(one) if isinstance(one, Collection) else [None] for one in value] if right else [[None]]  # type: ignore[attr-defined]
 
 
 class FaultsOfRun:

@@ -6,6 +6,7 @@ Terminals obey escape sequences, and CI servers obey lines such as `::error::` a
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import json
 import re
@@ -182,3 +183,22 @@ def _shown(value: object) -> str:
     """A value in at most 40 characters; one that may be nested by its kind alone."""
     kinds: dict[type, str] = {list: "a list", dict: "an object"}
     return kinds.get(type(value)) or f"{value!r:.40}"
+
+
+def is_text(text: str) -> bool:
+    """Whether it is valid Unicode: JSON can spell half of a surrogate pair."""
+    return not re.search("[\ud800-\udfff]", text)
+
+
+def parse_date(text: str) -> dt.date | None:
+    """The day of the form `YYYY-MM-DD`; None for any other text.
+
+    >>> parse_date("2026-02-28"), parse_date("2026-02-30"), parse_date("20260228")
+    (datetime.date(2026, 2, 28), None, None)
+    """
+    if not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
+        return None
+    try:
+        return dt.date.fromisoformat(text)
+    except ValueError:
+        return None

@@ -208,10 +208,10 @@ def check_writable(call: str, **paths: Path | None) -> None:
             raise BadOption(call, f"--{name}", path, problem, remedy)
 
 
-def check_folder_exists(call: str, json: Path | None, remedy: str) -> None:
+def check_folder_exists(call: str, path: Path | None, remedy: str, option: str = "--json") -> None:
     """Checks that the folder of a file exists, which `check_writable` does not require. Raises `BadOption`."""
-    if json is not None and not json.absolute().parent.is_dir():
-        raise BadOption(call, "--json", json, "its folder is not there", remedy)
+    if path is not None and not path.absolute().parent.is_dir():
+        raise BadOption(call, option, path, "its folder is not there", remedy)
 
 
 def takes_options(

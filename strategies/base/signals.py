@@ -20,6 +20,7 @@ Private parts of CPython without a public equivalent, read on 3.10 to 3.13; with
 from __future__ import annotations
 
 import _thread  # not threading: its locks may be in the hands of whom we interrupt
+import atexit
 import contextlib
 import errno
 import logging
@@ -242,6 +243,20 @@ def _reset_in_child() -> None:
     for number in SIGNAL_NAMES:
         if signal.getsignal(number) is _handle:
             signal.signal(number, signal.SIG_DFL)
+
+
+def end_beside_triton(code: object) -> None:
+    """Ends the process as the interpreter does, but for its last step, in which triton prints 60 lines of what it leaks.
+
+    torch's OpInfo database imports triton where it is installed: as it is beside torch for GPUs, which pip installs on Linux.
+    """
+    if "triton" in sys.modules and isinstance(code, int):
+        sys.modules["threading"]._shutdown()
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(code & 0xFF)
 
 
 EXIT_CLEAN, EXIT_WRONG, EXIT_USAGE, EXIT_NOTHING, EXIT_INTERRUPTED = 0, 1, 2, 3, 130

@@ -189,6 +189,7 @@ class WorkerPool:
         self._forks = "fork" in mp.get_all_start_methods() and not cuda
         self._more_memory = GPU_MEMORY if cuda else 0
         self._limit = workers
+        self._frozen = gc.get_freeze_count() > 0  # by other code, which unfreezes it
         self._workers: list[_Worker] = []
         self._tasks: Sequence[Any] = ()
 
@@ -206,6 +207,8 @@ class WorkerPool:
         for worker in self._workers:
             worker.kill()
         self._workers.clear()
+        if "triton" in sys.modules and not self._frozen:  # it costs the interpreter a second at its end
+            gc.unfreeze()  # else cycles outlive the interpreter, and triton lists its part of them
 
     def run(
         self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Callable[[int], None] | None = None
@@ -213,9 +216,8 @@ class WorkerPool:
         """The answer to every task, in order.
 
         `limit` is seconds between two progress reports; `tick` is called with 1 after each task, and with 0 several times
-        a second, when `running` has the tasks at work. `work` is a function that can
-        be imported by name. A caller that does not take all answers must leave the pool's context, which ends all
-        processes.
+        a second, when `running` has the tasks at work. `work` is a function that can be imported by name. A caller that does
+        not take all answers must leave the pool's context, which ends all processes.
         """
         self._tasks = tasks
         waiting = iter(range(len(tasks)))

@@ -353,6 +353,9 @@ def main() -> None:
     signals.refuse_silent_exit(of_the_program=words[:1] == ["run"])
     try:
         app(args=words if words[:1] == ["run"] else repeat_options(words))
+    except SystemExit as leaving:
+        signals.end_beside_triton(leaving.code)
+        raise
     except OSError as error:  # of --help and --version: commands handle errors of their own output
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         signals.print_error(f"localtensor: cannot write to standard output: {error.strerror}.")

@@ -20,7 +20,7 @@ from strategies.base.foreign_text import path_below
 from strategies.base.journal import check_first_line, check_is_new
 from strategies.base.options import BadOption, Quiet, Seed, Workers, check_folder_exists, check_writable
 from strategies.base.signals import EXIT_NOTHING, print_error, worker_count, write_stdout
-from strategies.model.settings import DEFAULT_DTYPES, Settings, check_rules, meshes, shard
+from strategies.model.settings import DEFAULT_DTYPES, Settings, check_rules, check_source, meshes, shard
 
 # fmt: off
 
@@ -69,6 +69,7 @@ class ValidateOptions:
         if self.plans:
             return
         check_rules(self.rules, self.settings().folder)
+        check_source(self.source)
         if self.journal is not None:
             check_is_new(self.journal, resume=self.resume)
 
@@ -179,6 +180,8 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check_writable("localtensor run", trace=self.trace, html=self.html)
+        for option, path in (("--trace", self.trace), ("--html", self.html)):
+            check_folder_exists("localtensor run", path, "Make it first.", option)
         if self.html is not None and self.trace is not None and self.html.resolve() == self.trace.resolve():
             problem = "the trace would be overwritten by the page"
             raise BadOption("localtensor run", "--html", self.html, problem, "Name another file.")
@@ -205,6 +208,8 @@ class CompareOptions:
 
     def __post_init__(self) -> None:
         check_writable("localtensor compare", json=self.json, html=self.html)
+        for option, path in (("--json", self.json), ("--html", self.html)):
+            check_folder_exists("localtensor compare", path, "Make it first.", option)
 
 
 @dataclass(frozen=True, slots=True)

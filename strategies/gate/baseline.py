@@ -15,7 +15,7 @@ from pathlib import Path
 
 from localtensor.errors import Refusal
 from strategies.base.atomic_files import read_bytes, write_whole
-from strategies.base.foreign_text import BadJson, read_json
+from strategies.base.foreign_text import BadJson, is_text, parse_date, read_json
 from strategies.model.rule import DTYPE_CLASSES
 from strategies.model.verdict import Finding, Report
 
@@ -260,25 +260,6 @@ def _entry(path: Path, number: int, body: object) -> BaselineEntry:
         if expires is None:
             raise bad(f"expires on {body['expires']!r:.40}, which is no date", "Write YYYY-MM-DD.")
     return BaselineEntry(FindingKey(body["op"], body["rule"], body["dtypes"], body["mesh"]), body["reason"], expires)
-
-
-def is_text(text: str) -> bool:
-    """Whether it is valid Unicode: JSON can spell half of a surrogate pair."""
-    return not re.search("[\ud800-\udfff]", text)
-
-
-def parse_date(text: str) -> dt.date | None:
-    """The day of the form `YYYY-MM-DD`; None for any other text.
-
-    >>> parse_date("2026-02-28"), parse_date("2026-02-30"), parse_date("20260228")
-    (datetime.date(2026, 2, 28), None, None)
-    """
-    if not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
-        return None
-    try:
-        return dt.date.fromisoformat(text)
-    except ValueError:
-        return None
 
 
 def as_text(baseline: Baseline, torch: str) -> str:

@@ -13,6 +13,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from strategies.base.atomic_files import why_not_writable
+from strategies.base.foreign_text import is_text, parse_date
 from strategies.base.options import BadOption, Quiet, Seed, Workers
 from strategies.base.signals import worker_count
 from strategies.model.settings import DEFAULT_DTYPES, Settings, check_rules, meshes
@@ -58,11 +59,8 @@ class GateOptions:
             raise _bad("--confirm", self.confirm, problem, "Choose gloo or nccl.")
         if self.accept is not None and not self.accept.strip():
             raise _bad("--accept", repr(self.accept), "this is no reason", "Say why what is new is accepted.")
-        if self.accept is not None:
-            from strategies.gate.baseline import is_text  # not above: it imports torch, which usage errors do without
-
-            if not is_text(self.accept):  # bytes that the locale cannot decode
-                raise _bad("--accept", ascii(self.accept), "this is no text in UTF-8", "Write it in UTF-8.")
+        if self.accept is not None and not is_text(self.accept):  # bytes that the locale cannot decode
+            raise _bad("--accept", ascii(self.accept), "this is no text in UTF-8", "Write it in UTF-8.")
         if self.rules != "dtensor" and self.everything:
             raise _bad("--all", "given", "--rules names the rules to judge", "Drop one of the two.")
         if not self.no_cache and not _is_folder("--cache", self.cache) and self.cache.exists():
@@ -76,7 +74,8 @@ class GateOptions:
                 raise _bad(option, path, f"{twin} names the same file", "Name another.")
 
     def check(self) -> None:
-        """Checks without torch what the run would refuse.  Raises `BadSetting` or `BadRules`."""
+        """Checks without torch what the run would refuse.  Raises `BadOption`, `BadSetting` or `BadRules`."""
+        self.last_day(dt.datetime.now(tz=dt.timezone.utc).date())
         check_rules(self.rules, self.settings(Path.cwd(), 0.0).folder)
 
     def settings(self, folder: Path, start: float) -> Settings:
@@ -123,8 +122,6 @@ class GateOptions:
 
     def last_day(self, today: dt.date) -> dt.date | None:
         """The last day of an acceptance; None is for good."""
-        from strategies.gate.baseline import parse_date
-
         if not self.expires:
             return None
         day = parse_date(self.expires)

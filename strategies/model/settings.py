@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,29 @@ class UnknownOp(Refusal):
 
 class BadSource(Refusal, call=CALL, argument="--source"):
     """A source that is not known, whose package is not installed, or whose package this version cannot read."""
+
+
+SOURCE_GROUP = "localtensor.sources"
+"""The group of entry points under which installed packages offer sources; each names a class without arguments."""
+BUILT_IN_SOURCES = {
+    "dtensor": "strategies.validation.sources.dtensor:DTensorSource",
+    "local_map": "strategies.validation.sources.local_map:LocalMaps",
+    "spmd_types": "strategies.validation.sources.spmd_types.source:SpmdTypes",
+}
+
+
+def source_names() -> tuple[str, ...]:
+    """The name of every source, our own first."""
+    return tuple(dict.fromkeys([*BUILT_IN_SOURCES, *(one.name for one in metadata.entry_points(group=SOURCE_GROUP))]))
+
+
+def check_source(name: str) -> None:
+    """Raises `BadSource` for a name that no source has, without importing one."""
+    if name in BUILT_IN_SOURCES or name in (known := source_names()):
+        return
+    near = difflib.get_close_matches(name, known, n=1)
+    remedy = f"Did you mean {near[0]}?" if near else f"Choose of {', '.join(known)}."
+    raise BadSource(repr(name), "no source has this name", remedy)
 
 
 class BadRules(Refusal, call="localtensor validate", argument="--rules"):

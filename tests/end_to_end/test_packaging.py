@@ -68,6 +68,50 @@ def check(schema: str, file: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
+RUNS_ON_NODE_24 = {
+    "actions/checkout": 5, "actions/setup-python": 6, "actions/cache": 5, "actions/upload-artifact": 6,
+    "github/codeql-action/upload-sarif": 4,
+}  # fmt: skip
+"""The first version of each action that runs on Node 24: GitHub's runners have no Node 20 since the autumn of 2026."""
+
+
+def test_an_action_has_one_version_here_and_on_the_page_and_runners_can_run_it():
+    texts = [file.read_text() for file in (ACTION, *WORKFLOWS, ROOT / "docs/gate.md")]
+    used = {found for text in texts for found in re.findall(r"uses: ([a-z/-]+)@v(\d+)$", text, re.MULTILINE)}
+    assert sorted(name for name, _ in used) == sorted(RUNS_ON_NODE_24)
+    assert all(int(version) >= RUNS_ON_NODE_24[name] for name, version in used)
+
+
+def as_workflow() -> str:
+    """The steps of the action as a workflow, for a linter that reads only these."""
+    steps = [{word: value for word, value in step.items() if word != "shell"} for step in action()["runs"]["steps"]]
+    inputs = {name: {"type": "string"} for name in action()["inputs"]}
+    job = {"runs-on": "ubuntu-latest", "steps": steps}
+    return yaml.safe_dump({"name": "action", "on": {"workflow_call": {"inputs": inputs}}, "jobs": {"gate": job}})
+
+
+@pytest.mark.skipif(not shutil.which("actionlint"), reason="actionlint is not on the PATH")
+def test_actionlint_finds_nothing_in_the_workflows_the_action_and_those_of_the_page(tmp_path):
+    folder = tmp_path / ".github/workflows"
+    folder.mkdir(parents=True)
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/gate.md").read_text(), re.MULTILINE | re.DOTALL)
+    pages = [block for block in blocks if "\njobs:" in block]
+    assert len(pages) == 2
+    for number, text in enumerate([as_workflow(), *pages, *(file.read_text() for file in WORKFLOWS)]):
+        (folder / f"{number}.yml").write_text(text)
+    git(tmp_path, "init", "-q")
+    done = subprocess.run(["actionlint"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("hadolint"), reason="hadolint is not on the PATH")
+def test_hadolint_finds_nothing_in_the_dockerfile():
+    done = subprocess.run(
+        ["hadolint", "Dockerfile"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_input_of_the_action_is_used_and_none_is_pasted_into_a_script():
     steps = action()["runs"]["steps"]
     used = set(re.findall(r"inputs\.([\w-]+)", ACTION.read_text()))

@@ -18,7 +18,7 @@ from localtensor._util.call_sites import place_of_function
 from localtensor._util.events import Call
 from localtensor._util.module_names import plain_name
 from localtensor._util.pickling import dumps
-from localtensor.collectives.c10d_table import calls_seen
+from localtensor.collectives.calls_seen import calls_seen
 from localtensor.errors import NotComparable, RankRaised
 from localtensor.runner.api import run
 from localtensor.testing.compare.op_stream import recorded

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map
 
 from localtensor._util.events import Call
 from localtensor._util.module_names import ModelNames, joined_name, plain_name
-from localtensor.collectives.c10d_table import calls_seen
+from localtensor.collectives.calls_seen import calls_seen
 from localtensor.runner.torchrun import TorchrunOptions
 from localtensor.runner.torchrun_processes import execute, read, search_path
 from localtensor.testing.compare.op_stream import recorded

@@ -91,7 +91,7 @@ def compare_scripts(
     look = None if findings.divergence is None else _look(scripts, sides, findings, findings.divergence)
     if findings.divergence is None and not has_evidence(findings):
         raise NotComparable(
-            "nothing was compared", "the scripts",
+            "no value of one has its counterpart in the other", "the scripts",
             "Both have to call the same modules; values of modules, gradients, parameters and losses are compared.",
         )  # fmt: skip
     return comparison_of(sides, findings, look, scripts.calls, tuple(dict.fromkeys(scripts.notes)))

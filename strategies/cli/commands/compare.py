@@ -6,15 +6,17 @@ import json
 import math
 import shlex
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from localtensor.errors import LocalTensorError
 from localtensor.runner.torchrun import TorchrunOptions, checked_script
-from localtensor.testing.compare.comparison import Comparison
-from localtensor.testing.compare.scripts import compare_scripts
 from strategies.base.options import BadOption
 from strategies.base.progress import error_console
 from strategies.base.signals import EXIT_CLEAN, EXIT_NOTHING, EXIT_USAGE, EXIT_WRONG
 from strategies.cli.options import CompareOptions, deliver_text, fail
+
+if TYPE_CHECKING:
+    from localtensor.testing.compare.comparison import Comparison
 
 CALL = "localtensor compare"
 
@@ -35,6 +37,8 @@ def run(options: CompareOptions) -> int:
     except (LocalTensorError, SyntaxError) as error:
         said = f"{CALL}: {error}." if isinstance(error, SyntaxError) else str(error)
         return fail(said.replace("localtensor run:", f"{CALL}:", 1).replace("run:", f"{CALL}:", 1), EXIT_USAGE)
+    from localtensor.testing.compare.scripts import compare_scripts  # lazy: options are refused without torch
+
     console = error_console()
     shown = console.is_terminal and not options.quiet
     try:

@@ -59,7 +59,7 @@ def run(options: RuleCostOptions) -> int:
     try:
         overloads = resolve_overloads(options.op)
     except LocalTensorError as error:
-        return fail(f"{CALL}: {error}", EXIT_USAGE)
+        return fail(str(error).replace("localtensor discover:", f"{CALL}:", 1), EXIT_USAGE)
     rows: list[dict[str, Any]] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of the calls that it draws

@@ -24,7 +24,7 @@ from strategies.model.oracle import REJECTIONS, OracleResult, mutates, run_call,
 from strategies.model.rule import Claim, Program, Rule, Sample, flat_results
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs.run.real_run import run_simulated_programs
-from strategies.programs.shrink.sizes import STAGES, Stage
+from strategies.programs.shrink.sizes import STAGES, Stage, unevenness
 from strategies.torch_api import dtensor
 from strategies.torch_api.code_places import no_return_place, refusal_text
 from strategies.torch_api.user_modules import import_rules
@@ -101,16 +101,25 @@ def _smaller_whole_claims(first: Candidate, seed: int) -> Iterator[Candidate]:
 
 
 def _smaller_programs(start: Program, reason: str, inputs: Inputs | None = None) -> list[Program]:
-    """Smaller programs whose simulated run is wrong or refused for this reason, by default for that of `start`."""
+    """Smaller programs whose simulated run is wrong or refused for this reason, by default for that of `start`.
+
+    A refusal counts by its message alone at first: DTensor raises an error of a rule again as a RuntimeError.
+    """
 
     def why(program: Program) -> str:
         found = run_simulated_programs([program])[0]
         return found.wrong or (refusal_text(found.refused) if found.refused else "")
 
-    reason = reason or why(start)
-    if not reason:
+    now = why(start)
+    if not now or (reason and _said(now) != _said(reason) and not same_kind(reason, now)):
         return []
-    return shrink(start, still_fails(why, reason, inputs=inputs), budget=MAX_SIMULATED_RUNS).to_try(MAX_SMALLER)
+    shows = still_fails(lambda program: now if program is start else why(program), now, inputs=inputs)
+    return shrink(start, shows, budget=MAX_SIMULATED_RUNS).to_try(MAX_SMALLER)
+
+
+def _said(reason: str) -> str:
+    """What a refusal says, without the class of the error."""
+    return re.sub(r"^every rank raises \w+: ", "", reason)
 
 
 def element_count(program: Program) -> int:
@@ -131,10 +140,11 @@ def shrink(
 
 
 def _candidates(stage: Stage, program: Program) -> Iterator[Program]:
-    """The candidates of a stage that are no larger, until torch refuses to compute one: some dtypes lack most ops."""
+    """The candidates of a stage that are no larger and no less even, until torch refuses to compute one: some dtypes lack most ops."""
+    elements, uneven = element_count(program), unevenness(program)
     with contextlib.suppress(*REJECTIONS):
         for candidate in stage(program):
-            if element_count(candidate) <= element_count(program):
+            if element_count(candidate) <= elements and unevenness(candidate) <= uneven:
                 yield candidate
 
 

@@ -2,19 +2,21 @@
 
 | stage     | candidates                                                                               |
 |-----------|------------------------------------------------------------------------------------------|
+| dtypes    | every tensor in float32, every one but positions                                         |
 | ranks     | an axis on 2 ranks, then 3, up to one less; sharded sizes cut accordingly                |
 | axes      | an axis of the mesh left out; no flattened submesh                                       |
 | operands  | no follow-up step; an optional tensor left out; fewer tensors of a list; R everywhere    |
-| dims      | a dim left out; sizes cut to 1, 2, ranks, ranks + 1, half, one less                      |
+| dims      | a dim left out; sizes cut to ranks, twice as many, 1, 2, ranks + 1, half, one less       |
 | scalars   | an argument left out or at its default; numbers at 0, 1, 2, one decimal                  |
-| values    | zeros, ones, 1 2 3, small whole numbers, one decimal, no NaN; then element by element    |
+| values    | 1 2 3, 2 3 4, ones, zeros, whole numbers, one decimal, no NaN; then element by element   |
 
 Each stage is a function from a program to candidates, the boldest first.  The op may refuse a candidate, or it may not
-fail: the search checks that.  Dims and sizes change in all operands and size arguments at once where these agree.
+fail: the search checks that.  It rejects those whose shards are less even (see `unevenness`), too.  Dims and sizes change in all operands and size arguments at once where these agree.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,17 +24,50 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
+from localtensor.errors import LocalTensorError
+from localtensor.layout import local_shapes_on, shard_cut
 from strategies.model import arguments
 from strategies.model.arguments import counts_dims, repeats_sizes, scalar_arguments, trusts_caller
 from strategies.model.rule import Leaf, Program, overload
 from strategies.programs.run.follow_ups import shorter_chains
-from strategies.programs.shrink.values import simpler_scalars, simpler_values, with_call, with_tensors, without_tensors
+from strategies.programs.shrink.values import (
+    has_numbers,
+    in_float32,
+    simpler_scalars,
+    simpler_values,
+    with_call,
+    with_tensors,
+    without_tensors,
+)
 
 Places = frozenset[tuple[int, int]]
 """Dims of tensors: (tensor, dim)."""
 LARGEST_FLAG = 2
 """Numbers up to this are considered a mode or a flag: how a loss is reduced, how a transform is scaled."""
+
+
+def unevenness(program: Program) -> int:
+    """How uneven the shards are: 0 for shards of one size, 1 for uneven ones, 2 with a rank or a tensor that has no rows."""
+    if any(not x.numel() for x in program.sample.tensors):
+        return 2
+    return max(
+        map(_unevenness, program.sample.tensors, program.inputs, [program.mesh] * len(program.inputs)), default=0
+    )
+
+
+def _unevenness(x: Tensor, layout: tuple[Placement, ...], mesh: tuple[int, ...]) -> int:
+    ranks: dict[int, int] = {}
+    for placement, size in zip(layout, mesh, strict=True):
+        if (cut := shard_cut(placement)) is not None:
+            ranks[cut[0]] = ranks.get(cut[0], 1) * size
+    if not any(dim < x.ndim and x.shape[dim] % many for dim, many in ranks.items()):
+        return 0
+    try:
+        return 1 + any(not math.prod(shape) for shape in local_shapes_on(x.shape, layout, mesh))
+    except LocalTensorError:  # a shard of no dim
+        return 1
 
 
 def fewer_dims(program: Program) -> Iterator[Program]:
@@ -95,14 +130,16 @@ def smaller_sizes(program: Program) -> Iterator[Program]:
     """The program with smaller sizes.
 
     All sizes of no sharded dim are cut first, then all dims of one size together, then dim by dim, then dims of two
-    tensors.  Each is cut to 1, 2, the number of ranks and one more, half, one less, and once and twice each number
-    among the arguments, the smallest first.
+    tensors.  Each is cut to the number of ranks, twice as many, and then, the smallest first, to 1, 2, one more than
+    the ranks, half, one less, one less on each rank, and once and twice each number among the arguments.
     """
     loose, groups = _groups(program)
     for m in (1, 2):
         yield from resized(program, {n: m for n in loose if n > m}, None)
     for n, places in groups:
-        for m in sorted({1, 2, program.ranks, program.ranks + 1, n // 2, n - 1, *_sizes_in_arguments(program)}):
+        ranks = program.ranks
+        others = sorted({1, 2, ranks + 1, n // 2, n - ranks, n - 1, *_sizes_in_arguments(program)})
+        for m in dict.fromkeys((ranks, 2 * ranks, *others) if n not in loose else (1, 2, ranks, *others)):
             if 0 < m < n:
                 yield from resized(program, {n: m}, places)
 
@@ -185,8 +222,15 @@ def _narrowed(x: Tensor, number: int, to: dict[int, int], places: Places | None)
     for d, n in enumerate(x.shape):
         if n in to and (places is None or (number, d) in places):
             kept = [i * n // to[n] for i in range(to[n])]  # spread, so that ranks still hold different rows
+            if kept and has_numbers(made) and (wild := _rows_not_finite(made, d)) and not wild.intersection(kept):
+                kept[min(wild) * to[n] // n] = min(wild)  # it may be what fails
             made = made.index_select(d, torch.tensor(kept, device=x.device))
     return made
+
+
+def _rows_not_finite(x: Tensor, d: int) -> set[int]:
+    """The numbers of the rows along dim `d` that hold NaN or infinity."""
+    return set((~x.isfinite()).nonzero()[:, d].tolist())
 
 
 def _folded(x: Tensor, below: int) -> Tensor:
@@ -303,6 +347,7 @@ def smaller_dims(program: Program) -> Iterator[Program]:
 
 
 STAGES: tuple[tuple[str, Stage], ...] = (
+    ("dtypes", in_float32),
     ("ranks", fewer_ranks),
     ("axes", fewer_axes),
     ("operands", fewer_operands),

@@ -1,4 +1,4 @@
-"""Simpler values: scalars at their default, 0 or 1, and tensors of zeros, of ones, of small whole numbers.
+"""Simpler values: tensors in float32, scalars at their default, 0 or 1, and tensors of 1, 2, 3 ..., of ones, of zeros.
 
 Before them the changes of which all stages are made: a program with another call, or with other or fewer tensors.
 """
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from strategies.model import arguments
-from strategies.model.arguments import repeats_sizes, trusts_caller, with_value_at
+from strategies.model.arguments import is_index, repeats_sizes, trusts_caller, with_value_at
 from strategies.model.call_signature import holds_tensor
-from strategies.model.rule import Call, Leaf, Program, overload
+from strategies.model.rule import Call, Leaf, Program, leaf_numbers, overload
 
 MAX_ELEMENTS_SINGLY = 16
 """The largest number of elements of a tensor that are also changed one at a time."""
@@ -124,12 +124,48 @@ def _digits(value: complex) -> int:
     return 3 if all(abs(p) <= LARGEST_SMALL_NUMBER and math.isclose(p, round(p, 1), rel_tol=1e-6) for p in parts) else 4
 
 
+def in_float32(program: Program) -> Iterator[Program]:
+    """The program with all tensors in float32, then all but positions: with 1, 2, 3 ..., with 2, 3, 4 ..., with its own values.
+
+    Real parts stand for complex numbers.  At last doubles alone become float32, beside tensors that have to be of another dtype.
+    """
+    tensors = program.sample.tensors
+    named = program.sample.call.named().items()
+    positions = frozenset(leaf for name, value in named if is_index(name) for leaf in leaf_numbers(value))
+    unchecked = frozenset(i for i, x in enumerate(tensors) if _unchecked_integers(program, x))
+    for kept in dict.fromkeys((unchecked, unchecked | positions)):
+        real = {i: _as_float32(x) for i, x in enumerate(tensors) if i not in kept}
+        if all(tensors[i].dtype == torch.float32 for i in real):
+            return
+        for first in (1, 2):
+            yield with_tensors(program, {i: counted(x, first) for i, x in real.items()})
+        yield with_tensors(program, real)
+    doubles = {i: _as_float32(x) for i, x in enumerate(tensors) if x.dtype == torch.float64}
+    if 0 < len(doubles) < len(tensors):
+        yield with_tensors(program, doubles)
+
+
+def _as_float32(x: Tensor) -> Tensor:
+    return (x.real if x.is_complex() else x).to(torch.float32).contiguous()
+
+
+def counted(x: Tensor, first: int = 1) -> Tensor:
+    """1, 2, 3 ... in the shape and dtype of x, or as many from `first` on; after 9 it begins again.
+
+    A tensor of booleans is true everywhere, or from 2 on at every second place.
+    """
+    numbers = torch.arange(x.numel(), device=x.device)
+    if x.dtype == torch.bool:
+        return (numbers % first == 0).reshape(x.shape)
+    return ((numbers + first - 1) % LARGEST_SMALL_NUMBER + 1).reshape(x.shape).to(x.dtype)
+
+
 def simpler_values(program: Program) -> Iterator[Program]:
     """The program with simpler values: all real tensors at once, then each tensor, then each element."""
     tensors = program.sample.tensors
     if len(tensors) > 1:
         for form in _FORMS:
-            every = {i: _in_form(x, form) for i, x in enumerate(tensors) if _real(x) and _level(x) > form}
+            every = {i: _in_form(x, form) for i, x in enumerate(tensors) if has_numbers(x) and _level(x) > form}
             if len(every) > 1:
                 yield with_tensors(program, every)
     for i, x in enumerate(tensors):
@@ -143,26 +179,27 @@ def simpler_values(program: Program) -> Iterator[Program]:
             yield with_tensors(program, {i: made})
 
 
-_ZEROS, _ONES, _COUNT, _WHOLE, _DECIMAL, _FINITE = range(6)
-_FORMS = range(6)
-"""Forms of a tensor, the simplest first: zeros; ones; 1, 2, 3 ...; small whole numbers; one decimal; finite."""
+_COUNT, _FROM_TWO, _ONES, _ZEROS, _WHOLE, _DECIMAL, _FINITE = range(7)
+_FORMS = range(7)
+"""Forms of a tensor, the plainest first: 1, 2, 3 ...; 2, 3, 4 ..., of which a product says more; ones; zeros; small whole
+numbers; one decimal; finite."""
 
 
-def _real(x: Tensor) -> bool:
+def has_numbers(x: Tensor) -> bool:
     return bool(x.numel()) and (x.dtype.is_floating_point or x.dtype.is_complex)
 
 
 def _unchecked_integers(program: Program, x: Tensor) -> bool:
     """Whether the values are integers that the op uses without a check."""
-    return trusts_caller(program.sample.op) and not _real(x) and x.dtype != torch.bool
+    return trusts_caller(program.sample.op) and not has_numbers(x) and x.dtype != torch.bool
 
 
 def _in_form(x: Tensor, form: int) -> Tensor:
     if form in (_ZEROS, _ONES):
-        return torch.full_like(x, form)
-    if form == _COUNT:
-        return _counted(x)
-    if not _real(x):
+        return torch.full_like(x, form == _ONES)
+    if form in (_COUNT, _FROM_TWO):
+        return counted(x, 1 + (form == _FROM_TWO))
+    if not has_numbers(x):
         least = 0 if x.dtype == torch.uint8 else -LARGEST_SMALL_NUMBER
         return x.clamp(least, LARGEST_SMALL_NUMBER) if x.dtype != torch.bool else x
     if x.dtype.is_complex:
@@ -175,23 +212,22 @@ def _in_form(x: Tensor, form: int) -> Tensor:
     return finite.round().clamp(-LARGEST_SMALL_NUMBER, LARGEST_SMALL_NUMBER)
 
 
-def _counted(x: Tensor) -> Tensor:
-    if x.dtype == torch.bool:
-        return x
-    return (torch.arange(x.numel(), device=x.device) % LARGEST_SMALL_NUMBER + 1).reshape(x.shape).to(x.dtype)
-
-
 def _level(x: Tensor) -> int:
-    """The simplest form that the tensor has, or one more than the last form."""
+    """The plainest form that the tensor has, or one more than the last form."""
     return next((form for form in _FORMS if torch.equal(_in_form(x, form), x)), _FINITE + 1)
 
 
 def _element_by_element(x: Tensor) -> Iterator[Tensor]:
-    if x.numel() > MAX_ELEMENTS_SINGLY or _level(x) <= _ONES:
+    if x.numel() > MAX_ELEMENTS_SINGLY or _level(x) <= _ZEROS:
         return
     flat = x.flatten()
     for i, value in enumerate(flat.tolist()):
-        for other in (0, 1, _rounded(value)):
-            if _digits(other) < _digits(value):
+        for other in (1, 0, _rounded(value)):
+            if _oddness(other) < _oddness(value):
                 put_in = torch.full((1,), other, dtype=x.dtype, device=x.device)
                 yield flat.index_copy(0, torch.tensor([i], device=x.device), put_in).reshape(x.shape)
+
+
+def _oddness(value: complex) -> int:
+    """The rank of an element by simplicity: as of a number among the arguments, with 1 before 0."""
+    return 1 - int(value.real) if value in (0, 1) else _digits(value)

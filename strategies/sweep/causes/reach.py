@@ -32,14 +32,19 @@ from torch import Tensor
 from torch.distributed.tensor import Partial
 from torch.utils import _pytree as pytree
 
-from localtensor.errors import LocalTensorError
-from localtensor.layout import all_finite, is_float8, is_inexact, local_shapes_on, shape_text, shard_cut
+from localtensor.layout import all_finite, is_float8, is_inexact, shape_text, shard_cut
 from strategies.base import shrink as base_shrink
 from strategies.model.arguments import counts_dims, is_index, named_arguments, scalar_arguments
 from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Call, Program, leaf_numbers, out_leaves, overload, placements_text
-from strategies.programs.shrink.sizes import fewer_axes, fewer_dims, fewer_operands, fewer_ranks, resized
-from strategies.programs.shrink.values import simpler_scalars, with_tensors, without_tensors
+from strategies.programs.shrink.sizes import fewer_axes, fewer_dims, fewer_operands, fewer_ranks, resized, unevenness
+from strategies.programs.shrink.values import (
+    counted,
+    in_float32,
+    simpler_scalars,
+    with_tensors,
+    without_tensors,
+)
 from strategies.sweep.causes.spelling import equal_tensors, is_private, spelled
 
 MAX_RUNS = 120
@@ -100,39 +105,18 @@ def reach(program: Program) -> Reach:
     sample = program.sample
     integers = [leaf for name, value in sample.call.named().items() if is_index(name) for leaf in leaf_numbers(value)]
     dtypes = [x.dtype for i, x in enumerate(sample.tensors) if i not in integers]
+    uneven = unevenness(program)
     applies = {
-        Reach.UNEVEN: _cut_sizes(program, lambda size, ranks: size % ranks > 0),
+        Reach.UNEVEN: uneven > 0,
         Reach.ARGUMENTS: any(_special_arguments(sample.call)),
         Reach.NOT_FINITE: not all(map(all_finite, sample.tensors)) or _scalars_not_finite(sample.call),
         Reach.OTHER_DTYPES: not all(d.is_floating_point and not is_float8(d) for d in dtypes)
         or "int64" in program.then,
         Reach.PRIVATE: is_private(sample),
         Reach.OUT: bool(out_leaves(sample.call)),
-        Reach.EMPTY: any(not x.numel() for x in sample.tensors) or _empty_shards(program),
+        Reach.EMPTY: uneven > 1,
     }
     return max((level for level, holds in applies.items() if holds), default=Reach.EVERYDAY)
-
-
-def _cut_sizes(program: Program, test: Callable[[int, int], bool]) -> bool:
-    for x, layout in zip(program.sample.tensors, program.inputs, strict=True):
-        ranks: dict[int, int] = {}
-        for placement, size in zip(layout, program.mesh, strict=True):
-            if (cut := shard_cut(placement)) is not None:
-                ranks[cut[0]] = ranks.get(cut[0], 1) * size
-        if any(dim < x.ndim and test(x.shape[dim], many) for dim, many in ranks.items()):
-            return True
-    return False
-
-
-def _empty_shards(program: Program) -> bool:
-    for x, layout in zip(program.sample.tensors, program.inputs, strict=True):
-        try:
-            shapes = local_shapes_on(x.shape, layout, program.mesh)
-        except LocalTensorError:  # a shard of no dim
-            continue
-        if x.numel() and any(not math.prod(shape) for shape in shapes):
-            return True
-    return False
 
 
 def _special_arguments(call: Call) -> Iterator[str]:
@@ -179,39 +163,20 @@ def _far_sizes(program: Program) -> int:
 
 
 def _is_counted(x: Tensor) -> bool:
-    return x.dtype == torch.bool or equal_tensors(_counted(x), x)
-
-
-def _counted(x: Tensor) -> Tensor:
-    """1, 2, 3 ... in this shape and dtype."""
-    return (torch.arange(x.numel()) % 9 + 1).reshape(x.shape).to(x.dtype)
-
-
-def _floats(program: Program) -> Iterator[Program]:
-    """All tensors in float32, then all but booleans and positions; with values 1, 2, 3 ..., and with their own."""
-    tensors = program.sample.tensors
-    indices = {leaf for name, v in program.sample.call.named().items() if is_index(name) for leaf in leaf_numbers(v)}
-    for kept in (set[int](), indices):
-        some = {i: x for i, x in enumerate(tensors) if i not in kept}
-        real = {i: (x.real if x.is_complex() else x).to(torch.float32).contiguous() for i, x in some.items()}
-        yield with_tensors(program, {i: _counted(x) for i, x in real.items()})
-        yield with_tensors(program, real)
-    dims = {i: x.to(torch.float32) for i, x in enumerate(tensors) if x.dtype == torch.float64}
-    if dims:
-        yield with_tensors(program, dims)
+    return x.dtype == torch.bool or equal_tensors(counted(x), x)
 
 
 def _round_values(program: Program) -> Iterator[Program]:
     """Values 1, 2, 3 ..., in all tensors or in one; then whole numbers, then one decimal."""
     tensors = program.sample.tensors
-    yield with_tensors(program, {i: _counted(x) for i, x in enumerate(tensors) if x.dtype != torch.bool})
+    yield with_tensors(program, {i: counted(x) for i, x in enumerate(tensors) if x.dtype != torch.bool})
     yield with_tensors(
         program,
-        {i: _counted(x).flip(0) if x.ndim else _counted(x) for i, x in enumerate(tensors) if x.is_floating_point()},
+        {i: counted(x).flip(0) if x.ndim else counted(x) for i, x in enumerate(tensors) if x.is_floating_point()},
     )
     for i, x in enumerate(tensors):
         if x.dtype != torch.bool:
-            yield with_tensors(program, {i: _counted(x)})
+            yield with_tensors(program, {i: counted(x)})
     for digits in (0, 1):
         yield with_tensors(
             program,
@@ -235,7 +200,7 @@ def _contiguous(program: Program) -> Iterator[Program]:
 
 
 _STAGES: Sequence[tuple[str, Callable[[Program], Iterator[Program]]]] = (
-    ("floats", _floats), ("ranks", fewer_ranks), ("axes", fewer_axes), ("operands", fewer_operands),
+    ("dtypes", in_float32), ("ranks", fewer_ranks), ("axes", fewer_axes), ("operands", fewer_operands),
     ("dims", fewer_dims), ("sizes", _even_sizes), ("scalars", simpler_scalars), ("contiguous", _contiguous),
     ("values", _round_values),
 )  # fmt: skip

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 from collections.abc import Callable
 from importlib import metadata
 
 from localtensor.errors import error_in_one_line
-from strategies.model.settings import BadRules, BadSource, rules_module
+from strategies.model.settings import (
+    BUILT_IN_SOURCES,
+    SOURCE_GROUP,
+    BadRules,
+    BadSource,
+    check_source,
+    rules_module,
+    source_names,
+)
 from strategies.torch_api.user_modules import import_user_module
 from strategies.validation.sources.protocol import Source
 
-GROUP = "localtensor.sources"
-"""The group of entry points; each names a class without arguments."""
-BUILT_IN = {
-    "dtensor": "strategies.validation.sources.dtensor:DTensorSource",
-    "local_map": "strategies.validation.sources.local_map:LocalMaps",
-    "spmd_types": "strategies.validation.sources.spmd_types.source:SpmdTypes",
-}
-
-
-def source_names() -> tuple[str, ...]:
-    """Every known name, our own first."""
-    return tuple(dict.fromkeys([*BUILT_IN, *(one.name for one in metadata.entry_points(group=GROUP))]))
+__all__ = ["source_named", "source_names", "source_of_rules"]
 
 
 @functools.cache
 def source_named(name: str) -> Source:
     """The source of that name; the same object for each call.  Raises `BadSource`."""
-    if name in BUILT_IN:
-        module, _, attribute = BUILT_IN[name].partition(":")
+    if name in BUILT_IN_SOURCES:
+        module, _, attribute = BUILT_IN_SOURCES[name].partition(":")
         return _made(getattr(importlib.import_module(module), attribute))
-    offered = {one.name: one for one in metadata.entry_points(group=GROUP)}
-    if name not in offered:
-        near = difflib.get_close_matches(name, source_names(), n=1)
-        remedy = f"Did you mean {near[0]}?" if near else f"Choose of {', '.join(source_names())}."
-        raise BadSource(repr(name), "no source has this name", remedy)
-    return _loaded(name, offered[name])
+    check_source(name)
+    return _loaded(name, next(one for one in metadata.entry_points(group=SOURCE_GROUP) if one.name == name))
 
 
 @functools.cache

@@ -1,4 +1,7 @@
 import sys
+import threading
+import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import localtensor as lt
-from localtensor.collectives.c10d_table import calls_seen
+from localtensor.collectives.calls_seen import calls_seen
 from localtensor.errors import KindMismatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # under both their names
@@ -160,6 +163,43 @@ def test_the_calls_seen_on_a_real_backend_are_those_of_rank_threads(name, fake_g
     program()
     assert len(calls) == count > 0  # only inside the block
     assert parts(calls) == parts(lt.run(program, ranks=2, leftovers="ignore").calls)
+
+
+def many_calls():
+    with calls_seen() as calls:
+        for _ in range(2000):
+            dist.all_reduce(ones(1))
+    return len(calls)
+
+
+def barrier_that_another_thread_lets_end():
+    """Rank 1 comes to the barrier once a thread of rank 0 has written to the store, which it does when rank 0 is there."""
+    store = dist.distributed_c10d._get_default_store()
+    switch = sys.getswitchinterval()
+    with calls_seen() as calls:
+
+        def write():
+            while not calls:
+                time.sleep(0)  # lets the other thread run
+            store.set("written", "yes")
+
+        if dist.get_rank() == 0:
+            sys.setswitchinterval(1000.0)  # the other thread runs only when this one lets go of the lock by itself
+            threading.Thread(target=write, daemon=True).start()
+        else:
+            store.wait(["written"])
+        try:
+            dist.monitored_barrier(timeout=timedelta(seconds=20))
+        finally:
+            sys.setswitchinterval(switch)
+    return [call.kind for call in calls]
+
+
+def test_a_backend_is_called_without_the_lock_of_the_interpreter():
+    """With it the first of these hangs: a thread of gloo waits for it that has the lock of gloo's queue."""
+    assert list(lt.run(many_calls, ranks=2, on="gloo", timeout=60)) == [2000, 2000]
+    kinds = lt.run(barrier_that_another_thread_lets_end, ranks=2, on="gloo")
+    assert list(kinds) == [["monitored_barrier"], ["monitored_barrier"]]
 
 
 def test_a_mode_can_answer_for_a_collective_itself():

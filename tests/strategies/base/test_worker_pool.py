@@ -1,4 +1,5 @@
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -42,6 +43,24 @@ def alive(pids):
 
 def pid_of(task, note):
     return os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("frozen", "triton", "after"), [(False, True, False), (True, True, True), (False, False, True)]
+)
+def test_beside_triton_what_is_frozen_for_the_workers_is_collected_unless_it_was_frozen_before(
+    frozen, triton, after, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "triton", sys) if triton else monkeypatch.delitem(sys.modules, "triton", False)
+    before = gc.get_freeze_count()
+    gc.freeze() if frozen else gc.unfreeze()
+    try:
+        with WorkerPool(1) as pool:
+            assert [answer.value for answer in pool.run(work, ["a"], limit=60)] == ["aa"]
+            assert gc.get_freeze_count() > 0
+        assert (gc.get_freeze_count() > 0) == after
+    finally:
+        gc.freeze() if before else gc.unfreeze()
 
 
 def hoard(task, note):

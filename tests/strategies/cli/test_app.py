@@ -85,6 +85,31 @@ def parsed(asked, line):
     return asked.pop()
 
 
+LEAKS = """
+import atexit, sys, {name}
+from strategies.cli.app import main
+class Leak:
+    def __del__(self, write=sys.stderr.write): write("leaked\\n")
+sys.leak = Leak()
+atexit.register(lambda: print("at exit"))
+sys.argv[1:] = {words}
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(["--version"], 0), (["validate", "--seed", "x"], 2)], ids=["right", "usage"]
+)
+@pytest.mark.parametrize("name", ["triton", "another"])
+def test_what_triton_leaks_is_not_listed_at_the_end(words, code, name, tmp_path):
+    (tmp_path / f"{name}.py").write_text("")
+    program = LEAKS.format(words=words, name=name)
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (code, "at exit")
+    assert ("leaked" in done.stderr) == (name != "triton")
+
+
 # Without a run.
 
 

@@ -5,6 +5,7 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import pytest
+import torch
 
 from localtensor._util.ambient import close_pools
 from strategies.base.progress import Progress
@@ -12,6 +13,7 @@ from strategies.model.settings import Settings, UnknownOp
 from strategies.model.verdict import Verdict
 from strategies.sweep.report import text_and_json
 from strategies.sweep.session import validate
+from strategies.validation.finding import read_case
 from tests.strategies import users
 
 
@@ -83,11 +85,20 @@ def test_a_wrong_rule_is_confirmed_and_right_ones_are_sound(judged):
 
 def test_an_unsound_rule_comes_with_its_evidence(judged):
     (found,) = judged.findings
-    assert (found.confirmed_on, found.ranks, found.sample) == ("gloo", 2, ("f64[2]",))
-    assert found.reason.startswith("rank 0: result gathered from S(0) ")
-    assert found.got != found.want and found.got.endswith("of shape (2,)") and found.want.endswith("of shape (2,)")
-    assert "argument 0, S(0)\n  rank 0  [" in found.picture and "the op gives [" in found.picture
+    assert (found.confirmed_on, found.ranks, found.sample) == ("gloo", 2, ("f32[2]",))
+    assert (
+        found.reason == "rank 0: result gathered from S(0) differs at [1]: got 2, expected 3 (1 of 2 elements differ)"
+    )
+    assert (found.got, found.want) == ("[1, 2] of shape (2,)", "[1, 3] of shape (2,)")
+    assert "argument 0, S(0)\n  rank 0  [1] " in found.picture and "the op gives [1, 3] " in found.picture
     assert "import localtensor" not in found.script and "torch.ops.judged.running.default" in found.script
+
+
+def test_the_case_that_is_shown_is_the_case_that_is_replayed(judged):
+    (found,) = judged.findings
+    _, candidate = read_case(found.command.split()[-1])
+    (x,) = candidate.instance.sample.tensors
+    assert (x.dtype, x.tolist(), candidate.instance.evidence.variant) == (torch.float32, [1, 2], "")
 
 
 def test_every_phase_is_timed(judged):

@@ -64,11 +64,6 @@ EXPLAINED: dict[str, dict[str, str]] = {
     },
     "localtensor/testing/hypothesis_strategies/values.py": {"seed: int = 0": "any seed"},
     "strategies/base/journal.py": {"if self._file is None or self.path is None:": "a journal has both or neither"},
-    "strategies/programs/shrink/values.py": {
-        "if x.numel() > MAX_ELEMENTS_SINGLY or _level(x) <= _ONES:": (
-            "no number has fewer digits than zero: of zeros nothing simpler would be made"
-        )
-    },
     "strategies/inputs/variants/all_variants.py": {
         "break": "the budget stays spent: all that follows are passed over as well"
     },

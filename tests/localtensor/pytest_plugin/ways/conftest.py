@@ -37,7 +37,9 @@ class Session:
     def arguments(self, *options):
         loaded = any(point.value == "localtensor.pytest_plugin" for point in entry_points(group="pytest11"))
         plugin = [] if loaded else ["-p", "localtensor.pytest_plugin"]
-        ours = ["-c", os.devnull, "--rootdir", str(self.folder), "-o", "cache_dir=cache", "--color=no", *plugin]
+        # Without its option, which is an unknown one where it is not installed, pytest-asyncio warns of it in each session.
+        quiet = ["-p", "no:asyncio"] if "PYTEST_DISABLE_PLUGIN_AUTOLOAD" not in self.environ else []
+        ours = ["-c", os.devnull, "--rootdir", str(self.folder), "-o", "cache_dir=cache", "--color=no", *plugin, *quiet]
         return [*ours, *options, str(self.folder / "test_it.py")]
 
     def command(self, *options):

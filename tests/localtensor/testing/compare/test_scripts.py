@@ -234,10 +234,10 @@ def test_gradients_that_are_never_reduced_are_told(script):
     ("text", "problem"),
     [
         ("import os, torch\ntorch.nn.Linear(2, 2)(torch.tensor([[1.0, int.from_bytes(os.urandom(3), 'big')]]))", "two runs from one seed"),
-        ("import torch\nprint(torch.ones(2))", "nothing was compared"),
+        ("import torch\nprint(torch.ones(2))", "no value of one has its counterpart in the other"),
         ("import torch, sys\nm = torch.nn.Linear(2, 2)\nm(torch.ones(2))\nif int(__import__('os').environ['WORLD_SIZE']) > 1: raise ValueError('lost')", "ValueError: lost"),
         ("import torch, sys\nm = torch.nn.Linear(2, 2)\nm(torch.ones(2))\nprint('some words', file=sys.stderr)\nraise ValueError('lost')", "rank 0: ValueError: lost at train.py:5"),
-        ("import os, torch\nm = (torch.nn.Linear if os.environ['WORLD_SIZE'] == '1' else torch.nn.ReLU)(*[2, 2][: 2 * (os.environ['WORLD_SIZE'] == '1')])\nif os.environ['WORLD_SIZE'] == '1': m(torch.ones(2))", "nothing was compared"),
+        ("import os, torch\nm = (torch.nn.Linear if os.environ['WORLD_SIZE'] == '1' else torch.nn.ReLU)(*[2, 2][: 2 * (os.environ['WORLD_SIZE'] == '1')])\nif os.environ['WORLD_SIZE'] == '1': m(torch.ones(2))", "no value of one has its counterpart in the other"),
     ],
     ids=["not deterministic", "no modules", "a rank dies", "a rank prints and dies", "no counterpart"],
 )  # fmt: skip

@@ -3,6 +3,7 @@ of one suspicion."""
 
 import zlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from strategies.programs.shrink.search import (
     smaller_candidates,
     smaller_instances,
 )
-from strategies.validation.finding import Candidate, OverloadTask, case_of
+from strategies.validation.finding import Candidate, OverloadTask, case_of, refused_program
 from strategies.validation.overload import validate_overload
 from tests.strategies.cases import judged, numbers, sample, silent
 from tests.strategies.planted_ops import plant, planted
@@ -37,20 +38,21 @@ def shapes(program):
 
 def test_what_shows_with_anything_shrinks_to_next_to_nothing():
     found = shrink(START, lambda p: True)
-    assert (found.smallest.mesh, shapes(found.smallest)) == ((2,), [(1,), (1,)])
-    assert [x.tolist() for x in found.smallest.sample.tensors] == [[0.0], [0.0]]
+    assert (found.smallest.mesh, shapes(found.smallest)) == ((2,), [(2,), (2,)])  # a row for each rank
+    assert [x.tolist() for x in found.smallest.sample.tensors] == [[1.0, 2.0], [1.0, 2.0]]
+    assert {x.dtype for x in found.smallest.sample.tensors} == {torch.float32}
     assert found.smallest.sample.call.kwargs == ()
     assert found.steps[-1] is found.smallest and len(found.stages) == len(found.steps)
 
 
 @pytest.mark.parametrize(("shows", "ranks", "want"), [
-    (lambda first, ranks: ranks >= 3, 3, (1,)),
-    (lambda first, ranks: first[0] % ranks, 2, (1,)),
+    (lambda first, ranks: ranks >= 3, 3, (3,)),
+    (lambda first, ranks: first[0] % ranks, 2, (3,)),
     (lambda first, ranks: first[0] % ranks and first[0] > ranks, 2, (3,)),
-    (lambda first, ranks: first[0] > 4, 2, (5,)),
+    (lambda first, ranks: first[0] > 4, 2, (6,)),
     (lambda first, ranks: len(first) == 2 and first[0] * first[1] > 3, 2, (4, 1)),
     (lambda first, ranks: first == (6, 5), 2, (6, 5)),
-], ids=["three ranks", "uneven", "uneven, none empty", "five rows", "four in two dims", "all"])  # fmt: skip
+], ids=["three ranks", "uneven", "uneven, none empty", "five rows, evenly", "four in two dims", "all"])  # fmt: skip
 def test_what_is_needed_stays(shows, ranks, want):
     found = shrink(START, lambda p: bool(shows(shapes(p)[0], p.ranks)))
     assert (found.smallest.ranks, shapes(found.smallest)[0]) == (ranks, want)
@@ -59,10 +61,10 @@ def test_what_is_needed_stays(shows, ranks, want):
 def test_the_stages_come_in_their_order_and_again_until_nothing_helps():
     found = shrink(START, lambda p: True)
     once = [s for i, s in enumerate(found.stages) if i == 0 or found.stages[i - 1] != s]
-    assert once == ["ranks", "dims", "scalars", "values"]
+    assert once == ["dtypes", "ranks", "dims", "scalars", "values"]
     needy = shrink(START, lambda p: p.sample.call.kwargs == () or p.sample.tensors[0].numel() >= 4)
     again = [s for i, s in enumerate(needy.stages) if i == 0 or needy.stages[i - 1] != s]
-    assert again == ["ranks", "dims", "scalars", "values", "dims"]
+    assert again == ["dtypes", "ranks", "dims", "scalars", "values", "dims", "values"]
 
 
 def test_every_step_shows_is_no_larger_and_is_asked_once():
@@ -87,7 +89,7 @@ def test_twice_the_same_to_the_last_bit():
     assert pickling.dumps(one.steps) == pickling.dumps(two.steps) and one.tried == two.tried
 
 
-@pytest.mark.parametrize("budget", [1, 2, 7, 20])
+@pytest.mark.parametrize("budget", [1, 2, 7, 15])
 def test_the_budget_is_kept_and_what_was_found_by_then_comes_back(budget):
     asked = []
 
@@ -110,9 +112,9 @@ def test_the_ends_of_the_stages_are_there_to_fall_back_on_smallest_first():
     tries = found.to_try()
     assert tries[0] is found.smallest and len(tries) == 4
     assert [(p.mesh, shapes(p)[0], bool(p.sample.call.kwargs)) for p in tries] == [
-        ((2,), (1,), False), ((2,), (1,), False), ((2,), (1,), True), ((2,), (6, 5), True)
+        ((2,), (2,), False), ((2,), (2,), False), ((2,), (2,), True), ((2,), (6, 5), True)
     ]  # fmt: skip
-    assert [element_count(p) for p in found.to_try(2)] == [2, 2]
+    assert [element_count(p) for p in found.to_try(2)] == [4, 4]
 
 
 def test_what_is_larger_is_not_even_asked():
@@ -172,9 +174,10 @@ def test_a_rule_for_one_axis_comes_with_a_smaller_case_first_and_what_was_given_
     first, *_, last = offered("a", found)
     assert last is found[-1]
     assert (first.name, first.program, first.instance.ranks) == (last.name, None, 2)
-    assert first.instance.sample.size == 2 < min(s.instance.sample.size for s in found)
+    assert first.instance.sample.size == 4 < min(s.instance.sample.size for s in found)
+    assert first.instance.sample.tensors[0].tolist() == [[1, 2, 3, 4]]  # 1 and 2 alone are their own products
     case = case_of(first.instance, 0)
-    assert case.held[0][0].numel() == 1  # it can be run for real
+    assert case.held[0][0].tolist() == [[1, 2]]  # it can be run for real
 
 
 def wrong_at_nan(op, x):
@@ -223,6 +226,21 @@ def test_a_program_that_goes_wrong_no_more_stays_as_it_is():
     rule = Rule(right.sample.op, (Shard(1),), ())
     given = Candidate(Instance(rule, 4, right.sample, Verdict.UNSOUND, "simulated", Evidence("rank 0 makes 1")), right)
     assert offered("a", [given]) == (given,)
+
+
+def refusing(program):
+    """As DTensor refuses a call whose rule raises: with the rule's message, as an error of another class."""
+    few = program.sample.tensors[0].numel() > 3
+    return SimpleNamespace(wrong="", refused="RuntimeError: no such dim -1" if few else "")
+
+
+def test_a_refused_call_is_made_small_though_dtensor_raises_its_error_as_another(monkeypatch):
+    monkeypatch.setattr(search, "run_simulated_programs", lambda programs: [refusing(programs[0])])
+    whole = Program(sample("relu.default", numbers(8, 3)), (2,), ((Replicate(),),))
+    first, *_, last = offered("a", [given := refused_program(whole, "AssertionError: no such dim -1")])
+    assert last is given and first.program.sample.tensors[0].tolist() == [1, 2, 3, 4]
+    other = refused_program(whole, "AssertionError: no such file")
+    assert offered("a", [other]) == (other,)
 
 
 def test_a_claim_that_only_a_run_can_judge_and_that_runs_right_stays_as_it_is():

@@ -97,19 +97,19 @@ def test_a_rule_that_needs_three_ranks_keeps_them():
     one = sample("amax.default", numbers(5, 4), [0])
     shows = witness(one, "S(0) -> P(max)", 4)
     found = shrink(shows.start, shows).smallest
-    assert (found.ranks, found.sample.arguments()) == (3, ["f64[4]", "[0]"])
+    assert (found.ranks, found.sample.arguments()) == (3, ["f32[4]", "[0]"])
     assert shows.failing_instance(found).evidence.reason.startswith("rank 2 raises IndexError")
 
 
 def test_a_rule_that_needs_unevenness_keeps_it():
     shows = witness(sample("mean.default", numbers(11, 4)), "S(0) -> P(avg)", 4)
     found = shrink(shows.start, shows).smallest
-    assert (found.ranks, found.sample.arguments()) == (2, ["f64[3]"])
+    assert (found.ranks, found.sample.arguments()) == (2, ["f32[3]"])
 
 
 def test_a_rule_of_a_later_dim_keeps_the_dims_before_it():
     shows = witness(sample("cumsum.default", numbers(4, 5, 6, 3), 2), "S(2) -> S(2)", 3)
-    assert shrink(shows.start, shows).smallest.sample.arguments() == ["f64[1,1,2]", "2"]
+    assert shrink(shows.start, shows).smallest.sample.arguments() == ["f32[1,1,2]", "2"]
 
 
 def test_a_claim_for_some_numbers_of_ranks_is_asked_for_each():
@@ -158,7 +158,7 @@ def test_calls_that_the_source_rewrites_for_each_rank_are_judged_as_rewritten():
     instance = judged(one, "S(1) -> S(1)", ranks=3, local=local(one, 3))
     shows = RuleWitness(instance, Probe(one, run_oracle(one), 3, seed=0).case(instance.rule, 0), source=source)
     found = shrink(shows.start, shows).smallest
-    assert (found.ranks, found.sample.arguments()) == (2, ["f64[1,2]", "[2, 2]"])
+    assert (found.ranks, found.sample.arguments()) == (2, ["f32[1,2]", "[2, 2]"])
 
 
 def test_the_very_values_with_nan_are_shrunk_and_the_nan_that_it_takes_stays():

@@ -1,9 +1,12 @@
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.model.rule import Program
-from strategies.programs.shrink.sizes import fewer_dims, on_fewer_ranks, resized, smaller_sizes
+from strategies.programs.shrink.sizes import fewer_dims, on_fewer_ranks, resized, smaller_sizes, unevenness
 from tests.strategies.cases import numbers, placements, sample
 
 
@@ -82,9 +85,9 @@ def test_dims_of_one_size_go_together_then_by_themselves_then_two_by_two():
 
 
 @pytest.mark.parametrize(("size", "ranks", "want"), [
-    (20, 2, [1, 2, 3, 10, 19]), (20, 4, [1, 2, 4, 5, 10, 19]), (5, 3, [1, 2, 3, 4]), (2, 4, [1]), (1, 2, []),
+    (20, 2, [2, 4, 1, 3, 10, 18, 19]), (20, 4, [4, 8, 1, 2, 5, 10, 16, 19]), (5, 3, [3, 1, 2, 4]), (2, 4, [1]), (1, 2, []),
 ], ids=str)  # fmt: skip
-def test_each_size_goes_to_few_others_the_smallest_first(size, ranks, want):
+def test_each_size_goes_to_few_others_those_with_even_shards_first(size, ranks, want):
     one = program(sample("relu.default", numbers(size)), "S(0)", ranks)
     assert [p.sample.tensors[0].shape[0] for p in smaller_sizes(one)] == want
 
@@ -108,7 +111,30 @@ def test_dims_among_the_arguments_are_no_sizes():
 
 def test_what_is_kept_of_a_size_comes_from_all_ranks():
     one = program(sample("relu.default", torch.arange(6.0)), "S(0)")
-    assert [p.sample.tensors[0].tolist() for p in smaller_sizes(one)][1:3] == [[0.0, 3.0], [0.0, 2.0, 4.0]]
+    found = [p.sample.tensors[0].tolist() for p in smaller_sizes(one)]
+    assert found[:4] == [[0.0, 3.0], [0.0, 1.0, 3.0, 4.0], [0.0], [0.0, 2.0, 4.0]]
+
+
+def test_a_row_with_nan_stays_among_those_that_are_kept():
+    x = torch.arange(8.0)
+    x[5] = torch.nan
+    found = [p.sample.tensors[0].tolist() for p in smaller_sizes(program(sample("relu.default", x), "S(0)"))]
+    assert all(sum(map(math.isnan, values)) == 1 for values in found)
+    assert [repr(v) for v in found[:2]] == ["[0.0, nan]", "[0.0, 2.0, nan, 6.0]"]
+
+
+@pytest.mark.parametrize(("shapes", "text", "ranks", "want"), [
+    (((4, 3),), "S(0)", 2, 0), (((4, 3),), "S(1)", 2, 1), (((4, 3),), "R", 2, 0), (((3,),), "P(sum)", 2, 0),
+    (((1, 3),), "S(0)", 2, 2), (((6,),), "S(0)", 4, 2), (((0, 4),), "R", 2, 2), (((4,), (3,)), "S(0), S(0)", 2, 1),
+], ids=str)  # fmt: skip
+def test_shards_are_even_uneven_or_empty(shapes, text, ranks, want):
+    ops = {1: "relu.default", 2: "outer.default"}
+    assert unevenness(program(sample(ops[len(shapes)], *(numbers(*s) for s in shapes)), text, ranks)) == want
+
+
+def test_the_two_axes_of_a_mesh_cut_one_dim_together():
+    one = Program(sample("relu.default", numbers(4)), (2, 2), ((Shard(0), Shard(0)),))
+    assert (unevenness(one), unevenness(replace(one, mesh=(2, 3)))) == (0, 2)
 
 
 def test_indices_out_of_range_are_folded_back():

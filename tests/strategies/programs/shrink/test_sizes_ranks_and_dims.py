@@ -10,7 +10,7 @@ ADD = sample("add.Tensor", numbers(4), numbers(4))
 
 
 def test_the_order_is_fixed():
-    assert [name for name, _ in STAGES] == ["ranks", "axes", "operands", "dims", "scalars", "values"]
+    assert [name for name, _ in STAGES] == ["dtypes", "ranks", "axes", "operands", "dims", "scalars", "values"]
 
 
 @pytest.mark.parametrize(("mesh", "want"), [

@@ -7,7 +7,14 @@ from torch.distributed.tensor import Replicate, Shard
 from strategies.model.arguments import with_value_at
 from strategies.model.oracle import run_oracle
 from strategies.model.rule import Leaf, Program
-from strategies.programs.shrink.values import simpler_scalars, simpler_values, with_call, with_tensors, without_tensors
+from strategies.programs.shrink.values import (
+    in_float32,
+    simpler_scalars,
+    simpler_values,
+    with_call,
+    with_tensors,
+    without_tensors,
+)
 from tests.strategies.cases import numbers, sample
 
 NAN, INF = math.nan, math.inf
@@ -74,25 +81,28 @@ def test_scales_that_must_agree_with_sizes_stay_where_nobody_checks_them():
 # Values.
 
 
-def test_a_tensor_becomes_zeros_ones_small_whole_numbers_and_one_decimal():
+def test_a_tensor_becomes_counted_ones_zeros_small_whole_numbers_and_one_decimal():
     found = values(sample("relu.default", torch.tensor([0.26, -3.71, 40.04])))
     rounded = [[round(v, 4) for v in x] for (x,) in found]
-    assert rounded[:5] == [[0, 0, 0], [1, 1, 1], [1, 2, 3], [0, -4, 9], [0.3, -3.7, 40]]
+    assert rounded[:6] == [[1, 2, 3], [2, 3, 4], [1, 1, 1], [0, 0, 0], [0, -4, 9], [0.3, -3.7, 40]]
 
 
 def test_then_single_elements():
     found = values(sample("relu.default", torch.tensor([1.0, 0.0, 2.5, 0.123])))
     assert [[round(v, 4) for v in x] for (x,) in found[-6:]] == [
-        [0, 0, 2.5, 0.123], [1, 0, 0, 0.123], [1, 0, 1, 0.123], [1, 0, 2.5, 0], [1, 0, 2.5, 1], [1, 0, 2.5, 0.1],
+        [1, 1, 2.5, 0.123], [1, 0, 1, 0.123], [1, 0, 0, 0.123], [1, 0, 2.5, 1], [1, 0, 2.5, 0], [1, 0, 2.5, 0.1],
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("x", "want"), [
-    (torch.zeros(3), []),
-    (torch.ones(3), [[0, 0, 0]]),
-    (torch.tensor([False, True]), [[False, False], [True, True], [False, False]]),
-    (torch.tensor([1, 2, 3], dtype=torch.uint8), [[0, 0, 0], [1, 1, 1], [1, 0, 3], [1, 1, 3], [1, 2, 0], [1, 2, 1], [0, 2, 3]]),
-    (torch.tensor(2 - 3j), [0, 1, 1, 0, 1]),
+    (torch.tensor([1.0, 2.0, 3.0]), []),
+    (torch.tensor([2.0, 3.0, 4.0]), [[1, 2, 3]]),
+    (torch.ones(3), [[1, 2, 3], [2, 3, 4]]),
+    (torch.zeros(3), [[1, 2, 3], [2, 3, 4], [1, 1, 1]]),
+    (torch.tensor([True, False]), [[True, True]]),
+    (torch.tensor([False, True]), [[True, True], [True, False], [True, True], [False, False], [True, True]]),
+    (torch.tensor([1, 5], dtype=torch.uint8), [[1, 2], [2, 3], [1, 1], [0, 0], [1, 1], [1, 0]]),
+    (torch.tensor(2 - 3j), [1, 2, 1, 0, 1, 0]),
     (torch.empty(0), []),
 ], ids=str)  # fmt: skip
 def test_each_candidate_is_simpler_than_what_is_there(x, want):
@@ -102,20 +112,20 @@ def test_each_candidate_is_simpler_than_what_is_there(x, want):
 
 def test_nan_and_infinities_go_first_all_then_one_by_one():
     found = [v for (v,) in values(sample("relu.default", torch.tensor([NAN, 3.0, INF])))]
-    assert all(all(map(math.isfinite, v)) for v in found[:6]) and [0.0, 3.0, 1.0] in found
-    assert any(math.isnan(v[0]) and v[1:] == [3.0, 0.0] for v in found)
-    assert any(v[:2] == [0.0, 3.0] and v[2] == INF for v in found)
+    assert all(all(map(math.isfinite, v)) for v in found[:7]) and [0.0, 3.0, 1.0] in found
+    assert any(math.isnan(v[0]) and v[1:] == [3.0, 1.0] for v in found)
+    assert any(v[:2] == [1.0, 3.0] and v[2] == INF for v in found)
 
 
 def test_real_tensors_change_together_and_indices_by_themselves():
     found = values(sample("index_select.default", numbers(4), 0, torch.tensor([3, 1])))
-    assert found[0] == [[0.0] * 4, [3, 1]] and [found[0][0], [0, 0]] not in found
+    assert found[0] == [[1, 2, 3, 4], [3, 1]] and [found[0][0], [0, 0]] not in found
     both = values(sample("add.Tensor", numbers(2), numbers(2, seed=1)))
-    assert both[:3] == [[[0, 0], [0, 0]], [[1, 1], [1, 1]], [[1, 2], [1, 2]]]
+    assert both[:3] == [[[1, 2], [1, 2]], [[2, 3], [2, 3]], [[1, 1], [1, 1]]]
 
 
 def test_strides_are_dropped_as_well():
-    one = sample("relu.default", torch.zeros(2, 3).t())
+    one = sample("relu.default", torch.tensor([[1.0, 3.0, 5.0], [2.0, 4.0, 6.0]]).t())
     program = Program(one, (2,), ((Replicate(),),))
     assert [p.sample.tensors[0].is_contiguous() for p in simpler_values(program)] == [True]
 
@@ -128,7 +138,47 @@ def test_whole_numbers_in_the_hands_of_an_op_that_trusts_them_become_zero_or_sta
     one = sample("embedding_dense_backward.default", numbers(3, 2), torch.tensor([0, 3, 1]), 4, -1, False)
     assert {str(indices) for _, indices in values(one)} == {"[0, 3, 1]", "[0, 0, 0]"}
     one = sample("segment_reduce.default", numbers(3), "sum", lengths=torch.tensor([1, 2]), unsafe=True)
-    assert {str(lengths) for _, lengths in values(one)} == {"[1, 2]", "[0, 0]"}
+    assert {str(lengths) for _, lengths in values(one)} == {"[1, 2]"}
+    one = sample("segment_reduce.default", numbers(3), "sum", lengths=torch.tensor([2, 1]), unsafe=True)
+    assert {str(lengths) for _, lengths in values(one)} == {"[2, 1]", "[0, 0]"}
+
+
+# Dtypes.
+
+
+def in_singles(one):
+    program = Program(one, (2,), ((Replicate(),),) * len(one.tensors))
+    return [[(x.dtype, x.tolist()) for x in p.sample.tensors] for p in in_float32(program)]
+
+
+F = torch.float32
+
+
+def test_all_tensors_go_to_float32_counted_first_and_then_with_their_own_values():
+    one = sample("add.Tensor", torch.tensor([2 - 1j, 0.5]), torch.tensor([7, 5]))
+    assert in_singles(one)[:3] == [
+        [(F, [1, 2]), (F, [1, 2])], [(F, [2, 3]), (F, [2, 3])], [(F, [2, 0.5]), (F, [7, 5])],
+    ]  # fmt: skip
+
+
+def test_positions_stay_integers_if_that_is_needed():
+    positions = (torch.int64, [3, 1])
+    found = in_singles(sample("index_select.default", numbers(4), 0, torch.tensor([3, 1])))
+    assert [(F, [1, 2, 3, 4]), positions] in found and found.index([(F, [1, 2, 3, 4]), positions]) == 3
+
+
+def test_doubles_go_alone_where_other_tensors_must_stay():
+    one = sample("where.self", torch.tensor([True, False]), torch.tensor([0.5, 4.0]).double(), torch.zeros(2).double())
+    assert in_singles(one)[-1] == [(torch.bool, [True, False]), (F, [0.5, 4.0]), (F, [0, 0])]
+
+
+def test_what_is_in_float32_has_no_other_dtype_to_try():
+    assert in_singles(sample("relu.default", torch.tensor([0.25, 7.0]))) == []
+
+
+def test_integers_that_an_op_does_not_check_stay_as_they_are():
+    one = sample("embedding_dense_backward.default", numbers(3, 2), torch.tensor([0, 3, 1]), 4, -1, False)
+    assert {str(indices) for _, indices in in_singles(one)} == {"(torch.int64, [0, 3, 1])"}
 
 
 CAT = sample("cat.default", [numbers(2), numbers(3), numbers(4)], 0)

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("spmd_types")
 
+from strategies.model import settings
 from strategies.model.settings import Settings
 from strategies.sweep.session import validate
 from strategies.validation.sources import registry
@@ -35,8 +36,8 @@ def module(tmp_path, monkeypatch):
 def test_the_source_of_the_page_is_swept_by_its_entry_point(module, monkeypatch):
     (declared,) = re.findall(r'^keeps_shards = "(.*)"$', PAGE, re.MULTILINE)
     module("keeps_shards")
-    found = metadata.EntryPoints([metadata.EntryPoint("keeps_shards", declared, registry.GROUP)])
-    monkeypatch.setattr(registry.metadata, "entry_points", lambda group: found)
+    found = metadata.EntryPoints([metadata.EntryPoint("keeps_shards", declared, settings.SOURCE_GROUP)])
+    monkeypatch.setattr(settings.metadata, "entry_points", lambda group: found)
     registry.source_named.cache_clear()
     report = validate(Settings(source="keeps_shards", ranks=(2,), workers=1))
     assert sorted(f.name for f in report.findings) == [

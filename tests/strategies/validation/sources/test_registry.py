@@ -3,8 +3,8 @@ from importlib import metadata
 
 import pytest
 
+from strategies.model import settings
 from strategies.model.settings import BadRules, BadSource
-from strategies.validation.sources import registry
 from strategies.validation.sources.dtensor import DTensorSource
 from strategies.validation.sources.registry import source_named, source_names, source_of_rules
 from strategies.validation.sources.spmd_types import typed
@@ -27,8 +27,8 @@ def offered(monkeypatch):
     """Lets a package offer a source."""
 
     def offer(value):
-        found = metadata.EntryPoints([metadata.EntryPoint("third", value, registry.GROUP)])
-        monkeypatch.setattr(registry.metadata, "entry_points", lambda group: found)
+        found = metadata.EntryPoints([metadata.EntryPoint("third", value, settings.SOURCE_GROUP)])
+        monkeypatch.setattr(settings.metadata, "entry_points", lambda group: found)
         source_named.cache_clear()
 
     yield offer
