@@ -27,7 +27,7 @@ from localtensor.lockstep.values.partition import (
     refinement,
     selections,
 )
-from localtensor.lockstep.values.rank_int import is_rank_int
+from localtensor.lockstep.values.rank_int import is_rank_number
 from localtensor.lockstep.values.rng_streams import Stream
 from localtensor.lockstep.values.storage import Memory, SeparateRows, any_overlap, memory_of, refine
 
@@ -83,8 +83,8 @@ class Operands:
                 self.add(value._partition)
             elif kind is list or kind is tuple:
                 self._look(func, value)
-            elif kind is torch.SymInt and is_rank_int(value):
-                self.add(by_value(value.node.values, value.node.held))
+            elif (kind is torch.SymInt or kind is torch.SymBool) and is_rank_number(value):
+                self.add(by_value(value.node.values.astype(np.int64, copy=False), value.node.held))
 
     def add(self, other: Partition) -> None:
         """Refine by the partition of one more operand."""

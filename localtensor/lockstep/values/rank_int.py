@@ -13,7 +13,7 @@ import torch
 from localtensor.errors import AnotherMode, NotHeld
 from localtensor.lockstep.values.formatting import user_place
 from localtensor.lockstep.values.partition import Array
-from localtensor.lockstep.values.sym_nodes import Constant, RankInts, bool_node, int_node
+from localtensor.lockstep.values.sym_nodes import Constant, RankBools, RankInts, bool_node, int_node
 
 Int = int | torch.SymInt  # one for all ranks, or one of each rank
 _MOST_KEPT = 512  # ints by value: 16 MB with 4096 ranks
@@ -66,6 +66,15 @@ def is_rank_int(x: object) -> TypeGuard[torch.SymInt]:
     return isinstance(x, torch.SymInt) and type(x.node) is RankInts
 
 
+def is_rank_number(x: object) -> TypeGuard[torch.SymInt | torch.SymBool]:
+    """Whether x is a SymInt or a SymBool that differs between ranks.
+
+    >>> [is_rank_number(x) for x in (rank_int([0, 1]), rank_int([0, 1]) == 1, 3, True)]
+    [True, True, False, False]
+    """
+    return isinstance(x, torch.SymInt | torch.SymBool) and type(x.node) in (RankInts, RankBools)
+
+
 def rank_values(x: object, world: int) -> Array | None:
     """The int of each rank, read-only int64 of shape [world]; None for anything that does not differ between ranks.
 
@@ -83,15 +92,15 @@ def rank_values(x: object, world: int) -> Array | None:
     return found
 
 
-def on_rank(x: Int, rank: int) -> int:
-    """The int of one rank.  Raises `NotHeld` if the rank holds none or does not exist.
+def on_rank(x: Int | torch.SymBool, rank: int) -> int:
+    """The int of one rank, or its bool.  Raises `NotHeld` if the rank holds none or does not exist.
 
-    >>> on_rank(rank_int([5, 7]), 1), on_rank(3, 1)
-    (7, 3)
+    >>> on_rank(rank_int([5, 7]), 1), on_rank(3, 1), on_rank(rank_int([5, 7]) == 7, 1)
+    (7, 3, True)
     """
-    if not is_rank_int(x):
+    if not is_rank_number(x):
         return int(x)
     values, held = x.node.values, x.node.held
     if not 0 <= rank < len(values) or not (held is None or held[rank]):
         raise NotHeld("on_rank", [rank], range(len(values)) if held is None else np.flatnonzero(held).tolist())
-    return int(values[rank])
+    return values[rank].item()  # type: ignore[no-any-return]

@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false, is_concrete_in
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor.errors import AnotherMode, NotHeld, NotInLockstep, RanksDiverge
+from localtensor.lockstep.mode import LocalTensorMode
 from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int, rank_values
 from localtensor.lockstep.values.sym_nodes import Constant, RankBools, RankInts
 
@@ -380,3 +381,12 @@ def test_the_memory_of_known_values_is_bounded():
     assert rank_ints._known.cache_info().maxsize == 512
     assert math.isfinite(rank_ints._MOST_KEPT)
     assert guard_or_false(rank_int([3, 3]) == 3) and not is_concrete_int(S) and not statically_known_true(S == 3)
+
+
+@pytest.mark.parametrize("op", [torch.mul, torch.add, torch.eq, torch.fill, lambda x, y: torch.where(x > 0, y, x)])
+def test_a_bool_of_each_rank_is_an_operand_as_on_a_rank(op):
+    x = torch.tensor([0.0, 2.0])
+    with LocalTensorMode(4):
+        done = op(x.clone(), rank_int(range(4)) == 2)
+        for rank in range(4):
+            torch.testing.assert_close(done.on(rank), op(x.clone(), rank == 2))
