@@ -21,6 +21,13 @@ from localtensor.collectives.c10d_table import (
     replaced_kernels,
 )
 
+# Private part of torch: why it is needed.  Tried on torch 2.13.0.
+SEEN_PRIVATE = {
+    "torch._C._ExcludeDispatchKeyGuard": "the operator is called again below the key at which its calls are seen",
+    "torch._C._IncludeDispatchKeyGuard": "calls without a tensor, as barrier, have the key of their device from it",
+    "torch._C._AutoDispatchBelowAutograd": "what is seen lies below autograd, as the operator that it hands on to",
+}
+
 
 @contextmanager
 def calls_seen() -> Iterator[list[Call]]:
