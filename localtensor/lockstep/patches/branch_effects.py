@@ -36,7 +36,7 @@ class Effects:
     """The objects that can be reached from named values, and what they hold now.
 
     >>> numbers = [1, 2]
-    >>> before = Effects({"numbers": numbers, "sort": numbers.sort})
+    >>> before = Effects({"numbers": numbers})
     >>> before.changed(), numbers.append(3), before.changed()
     ('', None, 'numbers')
 

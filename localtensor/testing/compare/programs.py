@@ -93,6 +93,8 @@ def start_of(program: TrainingProgram) -> Start:
     """The model and the batches, made once from the seed."""
     with _seeded(program.seed):
         model = program.build()
+        if not isinstance(model, nn.Module):
+            raise NotComparable(f"it gives {type(model).__name__}", "build", "Return the model, a torch.nn.Module.")
         batches = tuple(_checked_batch(program.batch()) for _ in range(program.steps))
     return Start(model, batches)
 
