@@ -6,7 +6,6 @@ Loading this module imports neither torch nor numpy.
 from __future__ import annotations
 
 import difflib
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -16,13 +15,13 @@ from typing import TYPE_CHECKING, Any, overload
 import pytest
 
 from localtensor.errors.base import rank_names
+from localtensor.pytest_plugin.marks import file_name
 
 if TYPE_CHECKING:
     from localtensor._util.events import Call
 
 MOST_SHOWN = 12  # calls in a repr
 UPDATE = "update"
-_UNSAFE = re.compile(r"[^\w.\[\]=-]+")
 
 
 class Comms(Sequence["Call"]):
@@ -156,12 +155,13 @@ def _stable_text(call: Call) -> str:
 class CommsSnapshot:
     """`assert comms == comms_snapshot`: the communication is that of the file that the test wrote with `--rank-snapshots update`.
 
-    The file lies in `__snapshots__` beside the test's; each comparison of a test, and of a rank, has one.
+    The file lies in `__snapshots__` beside the test's; each comparison of a test, and of a rank, has one.  `name` is the
+    test's, with its class: `TestIt::test_sum`.
     """
 
     def __init__(self, file: Path, name: str, *, update: bool) -> None:
         self._folder = file.parent / "__snapshots__" / file.stem
-        self._name, self._update = _UNSAFE.sub("_", name), update
+        self._name, self._update = file_name(name.replace("::", ".")), update
         self._compared: Counter[int | None] = Counter()
         self.differences: list[str] = []
 

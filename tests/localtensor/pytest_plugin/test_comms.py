@@ -107,6 +107,31 @@ def test_a_snapshot_is_written_once_and_compared_from_then_on(tried, pytester):
     assert "+  all_reduce of f32[4] in ranks 0, 1, op=sum, 16 bytes, 2 times" in result.text
 
 
+ALIKE = """
+    class TestOne:
+        @pytest.mark.ranks(2)
+        def test_it(self, comms, comms_snapshot):
+            torch.distributed.barrier()
+            assert comms == comms_snapshot
+
+    class TestTwo:
+        @pytest.mark.ranks(2)
+        @pytest.mark.parametrize("name", ["a/b", "a_b"])
+        def test_it(self, comms, comms_snapshot, name):
+            torch.distributed.all_reduce(torch.ones(1 if "/" in name else 2))
+            assert comms == comms_snapshot
+"""
+
+
+def test_tests_of_one_name_have_their_own_snapshots_and_traces(tried, pytester):
+    tried(ALIKE, "--rank-snapshots", "update", "--rank-trace", "traces").assert_outcomes(passed=3)
+    tried(ALIKE).assert_outcomes(passed=3)
+    files = sorted(file.name for file in (pytester.path / "__snapshots__" / "test_it").iterdir())
+    assert len(files) == 6 and files[0] == "TestOne.test_it.rank0.txt" and "TestTwo.test_it[a_b].rank0.txt" in files
+    traces = sorted(file.name for file in (pytester.path / "traces").iterdir())
+    assert len(traces) == 3 and traces[0] == "test_it.py_TestOne_test_it.json"
+
+
 def test_without_a_snapshot_the_failure_says_how_to_make_one(tried):
     assert "run the test once with --rank-snapshots update" in tried(TESTS.format(size=3)).text
 
