@@ -7,7 +7,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import localtensor as lt
-from localtensor.pytest_plugin.comms import Comms, CommsSnapshot
+from localtensor.collectives.argument_checks import SPARSE_ALL_REDUCE
+from localtensor.collectives.c10d_table import COLLECTIVE_OPS
+from localtensor.pytest_plugin.comms import KINDS, Comms, CommsSnapshot
 from tests.localtensor.pytest_plugin.test_init import refusal
 
 pytest_plugins = ["pytester"]
@@ -45,6 +47,22 @@ def test_implicit_are_the_calls_of_ops_alone():
         (rank, "all_gather_into_tensor") for rank in range(4)
     ]
     assert len(comms.of("all_gather_into_tensor")) == 8 and len(comms.implicit.along("tp")) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"), [("allreduce", "Did you mean all_reduce?"), ("zzz", "Choose of all_gather, ")]
+)
+def test_a_kind_that_no_call_has_is_refused(kind, remedy):
+    comms = comms_of()
+    for ask in (comms.of, comms.count):
+        with pytest.raises(lt.LocalTensorError) as caught:
+            ask(kind)
+        assert str(caught.value).startswith(f"comms: kind: {kind!r}: no collective has this name. {remedy}")
+    assert comms.count("scatter") == comms.count("symm_mem.rendezvous") == len(comms.of("monitored_barrier")) == 0
+
+
+def test_the_kinds_are_those_of_the_calls():
+    assert {op.kind for op in COLLECTIVE_OPS.values()} | {SPARSE_ALL_REDUCE, "send", "recv"} == set(KINDS)
 
 
 def argmax():
