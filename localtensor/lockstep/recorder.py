@@ -117,7 +117,7 @@ class LockstepRecorder(Recorder):
     def mesh_made(self, mesh: DeviceMesh, ranks: np.ndarray[Any, Any]) -> None:
         """Notes which ranks lie along each axis of a mesh; `ranks` has shape [meshes, *mesh.shape].  The first name stays."""
         for axis, size in enumerate(ranks.shape[1:]):
-            name = mesh._mesh_dim_names[axis] if mesh._mesh_dim_names else f"dim {axis}"
+            name = mesh.mesh_dim_names[axis] if mesh.mesh_dim_names else f"dim {axis}"
             for along in np.moveaxis(ranks, axis + 1, -1).reshape(-1, size) if size > 1 or ranks.ndim == 2 else ():
                 self.axes.setdefault(tuple(along.tolist()), name)
 
