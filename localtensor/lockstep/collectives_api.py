@@ -11,12 +11,14 @@ rank's backward exchanges gradients in turn.  All raise `BadGroup`, `NotHeld`, a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from localtensor._util.call_sites import origin
 from localtensor.collectives import argument_checks as checks
 from localtensor.collectives import reference
 from localtensor.errors import ComplexNotGathered, WrongType
@@ -230,6 +232,9 @@ def _checked_call(
     found = next((x._mode for x in tensors if isinstance(x, LocalTensor)), None)
     call = CollectiveCall(found if found is not None else current_mode(name), name, group, op, root)
     call.check(tensors)
+    if call.mode.recorder is not None and not isinstance(group, GroupFamily):  # else a part of another call
+        sent = tensors[:1] if name == "scatter" else tensors
+        call.mode.recorder.called(name, sent, call.family.groups, origin(sys._getframe(2)).place)
     return call
 
 

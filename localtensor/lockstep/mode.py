@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,7 +68,7 @@ class LocalTensorMode(TorchDispatchMode):
 
     `trace` names a file for a trace of what runs inside, as of `run`; True records it without a file, as `recording`.
 
-    Raises `NoRanks`, `CannotWrite`; `ModeBusy` on entering it in a rank of `run`, or while another thread is in one.
+    Raises `NoRanks`, `CannotWrite`, `WrongType`; `ModeBusy` on entering it in a rank of `run`, or while another thread is in one.
 
     >>> with LocalTensorMode(1024):
     ...     x = rank_map(torch.tensor)
@@ -95,10 +94,10 @@ class LocalTensorMode(TorchDispatchMode):
         self._outer: Any = None  # the enclosing mode, and whether it was paused
         self.groups = LockstepWorld(self, self.serial)
         self.recorder: Any = None
-        if trace:
+        if trace is not None and trace is not False:
             from localtensor.lockstep.recorder import LockstepRecorder  # lazy: few programs are recorded
 
-            self.recorder = LockstepRecorder(self.ranks, None if trace is True else Path(trace))
+            self.recorder = LockstepRecorder(self.ranks, trace)
 
     supports_higher_order_operators = True
 
@@ -183,6 +182,8 @@ class LocalTensorMode(TorchDispatchMode):
             return tracing.record(self, func, types, args, kwargs or {})
         for each in types:
             if each is not LocalTensor and each.__torch_dispatch__ is not _PLAIN:
+                if self.recorder is not None and self.recorder.takes_op(each):
+                    return self.recorder.op_of_dtensors(self, func, args, kwargs or {})
                 # Under a fake mode torch computes shapes only.
                 return (
                     tracing.run_faked(self, func, types, args, kwargs or {})

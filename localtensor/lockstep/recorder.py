@@ -1,24 +1,27 @@
 """Records a program in lockstep: one lane for all ranks, and the memory of each.
 
-The lane has modules, redistributions, calls and draws.  What a rank holds is counted by the memory of each LocalTensor: a rank's
+The lane has modules, ops of DTensor, redistributions, calls and draws.  What a rank holds is counted by the memory of each LocalTensor: a rank's
 own bytes, whatever is stored once for many.  On the modelled clock a call is waited for where it is made.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves
 
-from localtensor._util.call_sites import Args, Kwargs
+from localtensor._util.call_sites import Args, Kwargs, place_of_frame
 from localtensor._util.events import Place
 from localtensor.collectives.rendezvous import Contribution, Group
 from localtensor.collectives.trace import events
@@ -28,7 +31,7 @@ from localtensor.collectives.trace.events import Recording
 from localtensor.collectives.trace.memory import BUFFERS, OTHER, PARAMETERS, MemoryOfRanks, Peak
 from localtensor.collectives.trace.module_spans import ModuleSpans
 from localtensor.collectives.trace.op_watch import flops_of, shape_of, traits_of_op
-from localtensor.collectives.trace.output import check_file, problem_text, write_file
+from localtensor.collectives.trace.output import check_file, problem_text, trace_path, write_file
 from localtensor.collectives.trace.recorder import Recorder
 from localtensor.errors.base import rank_names
 from localtensor.layout.links import Links, Rates
@@ -36,12 +39,15 @@ from localtensor.layout.spec import shape_text
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.storage import Memory, memory_of
 
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+
 
 class LockstepRecorder(Recorder):
     """The recording of one mode, as `recording`; the file is written when the mode ends, also by an error."""
 
-    def __init__(self, ranks: Sequence[int], path: Path | None) -> None:
+    def __init__(self, ranks: Sequence[int], trace: object) -> None:
         super().__init__(1)
+        path = trace_path("LocalTensorMode", trace)
         if path is not None:
             check_file("LocalTensorMode", "trace", path)
         self._path, self._ranks, self._rates_of_rank = path, ranks, Rates()
@@ -50,6 +56,8 @@ class LockstepRecorder(Recorder):
         self._lane.recording = self.recording
         self._memory = self._lane.memory = MemoryOfRanks(ranks[-1] + 1)
         self._alive: dict[int, weakref.ref[Memory]] = {}
+        self.axes: dict[tuple[int, ...], str] = {}  # names of mesh axes by the ranks along them
+        self._passes_on = False  # the op of a DTensor that comes next is the one that was just seen
         self._ops = 0  # how many have run: an op that runs others is not counted itself
         self._entered = ExitStack()
 
@@ -106,10 +114,39 @@ class LockstepRecorder(Recorder):
             of = "" if first is None else shape_text(_row_shape(first), first.dtype)
             self._lane.moment(events.RANDOM, traits.name).note("of", of)
 
+    def mesh_made(self, mesh: DeviceMesh, ranks: np.ndarray[Any, Any]) -> None:
+        """Notes which ranks lie along each axis of a mesh; `ranks` has shape [meshes, *mesh.shape].  The first name stays."""
+        for axis, size in enumerate(ranks.shape[1:]):
+            name = mesh.mesh_dim_names[axis] if mesh.mesh_dim_names else f"dim {axis}"
+            for along in np.moveaxis(ranks, axis + 1, -1).reshape(-1, size) if size > 1 or ranks.ndim == 2 else ():
+                self.axes.setdefault(tuple(along.tolist()), name)
+
+    def takes_op(self, kind: type) -> bool:
+        """Whether an op with an argument of this type is seen here: that of a DTensor, once, and not of shapes alone."""
+        if self._passes_on:
+            self._passes_on = False
+            return False
+        return issubclass(kind, DTensor) and torch._C._get_dispatch_mode(_FAKE) is None
+
+    def op_of_dtensors(self, mode: Any, func: torch._ops.OpOverload, args: Args, kwargs: Kwargs) -> Any:
+        """Runs an op on DTensors under the mode; its span has their placements."""
+        event = self._lane.begin_op(traits_of_op(func).name, place_of_frame(sys._getframe(2)))
+        event.takes = tuple([x._spec for x in tree_leaves((args, kwargs)) if isinstance(x, DTensor)])
+        self._passes_on = True
+        _python_dispatch._push_mode(mode)
+        try:
+            done = func(*args, **kwargs)
+        finally:
+            _python_dispatch._pop_mode()
+            self._passes_on = False
+            self._lane.end_op(event)
+        event.gives = tuple([x._spec for x in tree_leaves(done) if isinstance(x, DTensor)])
+        return done
+
     def called(self, kind: str, reads: Sequence[Tensor], groups: Sequence[Sequence[int]], place: Place | None) -> None:
         """All ranks have made a collective, each in its group."""
         signature = tuple((x.dtype, torch.Size(map(int, _row_shape(x)))) for x in reads)
-        group = Group("lockstep", tuple(groups[0]))
+        group = Group("lockstep", tuple(map(int, groups[0])), axes=self.axes)
         part = Contribution(
             self._ranks[0],
             kind,
@@ -124,6 +161,7 @@ class LockstepRecorder(Recorder):
         call.bytes = part.bytes
         if moved is not None:
             moved.bytes += part.bytes
+            part.implicit = moved.kind == events.IMPLICIT
         self._exchanges += 1
         wait = self._lane.moment(events.WAIT, f"wait for {kind}", place, part)
         wait.note("ready", True)

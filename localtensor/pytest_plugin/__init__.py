@@ -270,7 +270,7 @@ def comms(request: pytest.FixtureRequest) -> comms_fixtures.Comms:
 def comms_snapshot(request: pytest.FixtureRequest) -> comms_fixtures.CommsSnapshot:
     """`assert comms == comms_snapshot`: what the ranks call, with bytes and axes, is as `--rank-snapshots update` wrote it."""
     update = request.config.stash[rank_marks.SETTINGS].snapshots == comms_fixtures.UPDATE
-    return comms_fixtures.CommsSnapshot(request.path, request.node.name, update=update)
+    return comms_fixtures.CommsSnapshot(request.path, request.node.nodeid.partition("::")[2], update=update)
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:

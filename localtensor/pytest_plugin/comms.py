@@ -6,7 +6,6 @@ Loading this module imports neither torch nor numpy.
 from __future__ import annotations
 
 import difflib
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -15,14 +14,26 @@ from typing import TYPE_CHECKING, Any, overload
 
 import pytest
 
-from localtensor.errors.base import rank_names
+from localtensor.errors.base import Refusal, rank_names
+from localtensor.pytest_plugin.marks import file_name
 
 if TYPE_CHECKING:
     from localtensor._util.events import Call
 
 MOST_SHOWN = 12  # calls in a repr
 UPDATE = "update"
-_UNSAFE = re.compile(r"[^\w.\[\]=-]+")
+KINDS = (
+    "all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_reduce",
+    "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "broadcast", "gather", "monitored_barrier", "recv",
+    "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "scatter", "send",
+    "sparse_all_reduce",
+)  # fmt: skip
+
+
+class NoSuchKind(Refusal, call="comms", argument="kind", values="{kind!r}"):
+    """A kind that no call has: to count its calls would find none, whatever the ranks do."""
+
+    PROBLEM = "no collective has this name"
 
 
 class Comms(Sequence["Call"]):
@@ -71,12 +82,19 @@ class Comms(Sequence["Call"]):
         return Comms(self._log, None, *self._chosen)
 
     def of(self, kind: str) -> Comms:
-        """The calls of one kind: "all_reduce", "broadcast", "send"."""
+        """The calls of one kind: "all_reduce", "broadcast", "send".  Raises `NoSuchKind`."""
+        self._check(kind)
         return Comms(self._log, self.rank, kind, *self._chosen[1:])
 
     def along(self, axis: str) -> Comms:
         """The calls along one mesh axis."""
         return Comms(self._log, self.rank, self._chosen[0], axis, self._chosen[2])
+
+    def _check(self, kind: str) -> None:
+        known = {*KINDS, *(call.kind for call in self._log())}
+        if kind not in known and "." not in kind:  # `store.wait(...)`, `symm_mem.rendezvous`: there are any number
+            near = difflib.get_close_matches(kind, sorted(known), n=1)
+            raise NoSuchKind(kind, f"Did you mean {near[0]}?" if near else f"Choose of {', '.join(KINDS)}.")
 
     @property
     def implicit(self) -> Comms:
@@ -102,7 +120,9 @@ class Comms(Sequence["Call"]):
         return dict(found)
 
     def count(self, value: str | Call) -> int:
-        """The number of calls of a kind, or of occurrences of a Call."""
+        """The number of calls of a kind, or of occurrences of a Call.  Raises `NoSuchKind`."""
+        if isinstance(value, str):
+            self._check(value)
         return self.kinds.count(value) if isinstance(value, str) else self.calls.count(value)
 
     def text(self) -> str:
@@ -156,12 +176,13 @@ def _stable_text(call: Call) -> str:
 class CommsSnapshot:
     """`assert comms == comms_snapshot`: the communication is that of the file that the test wrote with `--rank-snapshots update`.
 
-    The file lies in `__snapshots__` beside the test's; each comparison of a test, and of a rank, has one.
+    The file lies in `__snapshots__` beside the test's; each comparison of a test, and of a rank, has one.  `name` is the
+    test's, with its class: `TestIt::test_sum`.
     """
 
     def __init__(self, file: Path, name: str, *, update: bool) -> None:
         self._folder = file.parent / "__snapshots__" / file.stem
-        self._name, self._update = _UNSAFE.sub("_", name), update
+        self._name, self._update = file_name(name.replace("::", ".")), update
         self._compared: Counter[int | None] = Counter()
         self.differences: list[str] = []
 

@@ -3,6 +3,7 @@
 This module does not import torch, so that a session without rank tests never loads it.
 """
 
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +22,23 @@ RANK_BACKENDS = ("threads", "gloo", "nccl")
 LEFTOVERS = ("ignore", "warn", "raise")
 RANKS = 2  # the number of ranks where neither the mark nor the command line gives one
 _UNSAFE = re.compile(r"[^\w.\[\]=-]+")  # what a file's name should not have of a test's
+MOST_LETTERS = 150  # of a file's name, to which a rank and an ending are added
 _NUMBER = "a number of ranks is a whole number from 1 up"
+
+
+def file_name(text: str) -> str:
+    """The name of a file for a text, another one for each text.
+
+    >>> file_name("test_it[2]"), file_name("test_it[a/b]"), file_name("test_it[a_b]")
+    ('test_it[2]', 'test_it[a_b]-306b0382', 'test_it[a_b]')
+    """
+    safe = _UNSAFE.sub("_", text)[:MOST_LETTERS]
+    return safe if safe == text else f"{safe}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _trace_name(nodeid: str) -> str:
+    file, _, name = nodeid.partition("::")
+    return file_name(f"{file.replace('/', '_')}_{name.replace('::', '_')}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +160,7 @@ def plan_test(nodeid: str, marks: Marks, settings: SessionSettings, chosen: int 
         _schedule_count(keywords, settings),
         _setting("timeout", keywords, settings),
         leftovers,
-        None if settings.trace is None else settings.trace / f"{_UNSAFE.sub('_', nodeid)}.json",
+        None if settings.trace is None else settings.trace / f"{_trace_name(nodeid)}.json",
         tuple(words),
     )
 

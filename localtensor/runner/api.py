@@ -14,6 +14,7 @@ import torch
 from localtensor._util.ambient import refuse_inside_mode
 from localtensor._util.events import Call
 from localtensor.collectives.trace.events import Recording
+from localtensor.collectives.trace.output import trace_path
 from localtensor.concurrency.schedule import Schedule, replay, round_robin
 from localtensor.errors import (
     BadFaults,
@@ -30,7 +31,7 @@ from localtensor.errors import (
 )
 from localtensor.errors.runs import DAY
 from localtensor.processes.job import to_device
-from localtensor.runner.trace.files import TraceOptions, recorded, trace_path
+from localtensor.runner.trace.files import TraceOptions, recorded
 from localtensor.runner.trace.tables import RunMemory, Waited, waits
 from localtensor.threads.faults import Faults
 from localtensor.threads.replicas import MODES
@@ -159,7 +160,7 @@ def run(
     pieces = arguments_of_ranks(fn, args, ranks, device if on == "threads" else None)
     if faults is not None:
         _check_faults(faults, ranks, on)
-    tracing = TraceOptions(trace_path(trace))
+    tracing = TraceOptions(trace_path("run", trace))
     tracing.check("run", on)
     if on != "threads":
         if trace:

@@ -178,11 +178,10 @@ def _recorded(options: TorchrunOptions, codes: dict[int, int]) -> "Iterator[Reco
     from localtensor.runner.trace.summary import axes_texts, summary_lines
 
     def summarize(recording: Any, clock: Any) -> None:
+        for text in axes_texts(clock):
+            _print_error(f"localtensor run: topology: {text}.")
         if options.summary:
             _print_error("\n".join(summary_lines(recording, clock)))
-        else:
-            for text in axes_texts(clock):
-                _print_error(f"localtensor run: topology: {text}.")
 
     with recorded(tracing, options.ranks, done=summarize) as recorder:
         yield recorder

@@ -182,6 +182,8 @@ class RunOptions:
         check_writable("localtensor run", trace=self.trace, html=self.html)
         for option, path in (("--trace", self.trace), ("--html", self.html)):
             check_folder_exists("localtensor run", path, "Make it first.", option)
+            if path is not None and not self.module and path.resolve() == Path(self.name).resolve():
+                raise BadOption("localtensor run", option, path, "this is the script", "Name another file.")
         if self.html is not None and self.trace is not None and self.html.resolve() == self.trace.resolve():
             problem = "the trace would be overwritten by the page"
             raise BadOption("localtensor run", "--html", self.html, problem, "Name another file.")

@@ -23,7 +23,7 @@ from strategies.base.time_limit import DoesNotReturn
 from strategies.inputs.gathering import CapturedSamples, SamplesByOp
 from strategies.model import codec
 from strategies.model.rule import Sample
-from strategies.model.settings import Settings, UnknownOp
+from strategies.model.settings import BadSource, Settings, UnknownOp
 from strategies.model.verdict import Verdict
 from strategies.torch_api.code_places import no_return_error, rule_limit
 from strategies.torch_api.rank_runs import RankProcesses, first_rank_failure, returned_values
@@ -38,8 +38,10 @@ MOST_SAMPLES = 24
 
 
 def source_samples(source: Any, settings: Settings) -> CapturedSamples:
-    """The samples of a source by op, and the reason for each function that has none.  Raises `UnknownOp`."""
-    assert isinstance(source, FunctionSource), f"{source} draws no samples of its own"
+    """The samples of a source by op, and the reason for each function that has none.  Raises `UnknownOp`, `BadSource`."""
+    if not isinstance(source, FunctionSource):
+        problem = f"{type(source).__name__} is no FunctionSource"
+        raise BadSource(settings.source, problem, "Subclass localtensor.testing.FunctionSource.")
     labels = source.labels
     known = sorted({name for label in labels.values() for name in (label, *source.names(label))})
     names: list[str] = []

@@ -48,9 +48,9 @@ MOST = 24
 class NoSuchOp(Refusal):
     """A name of no overload of torch."""
 
-    def __init__(self, name: str, near: Sequence[str]) -> None:
+    def __init__(self, name: str, near: Sequence[str], call: str = CALL) -> None:
         remedy = f"Did you mean {' or '.join(near)}?" if near else "Name an overload, such as aten.add.Tensor."
-        super().__init__(CALL, "OP", repr(name), "no op and no overload has this name", remedy)
+        super().__init__(call, "OP", repr(name), "no op and no overload has this name", remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,10 @@ class Discovery:
     seed: int
 
 
-def resolve_overloads(name: str) -> list[str]:
+def resolve_overloads(name: str, call: str = CALL) -> list[str]:
     """The overloads of a name such as `aten.add.Tensor`, `add.Tensor`, `aten.add` or `add`.
 
-    Of a packet those with a rule in DTensor, or all if none has one.  Raises `NoSuchOp`.
+    Of a packet those with a rule in DTensor, or all if none has one.  Raises `NoSuchOp`, as an error of `call`.
     """
     parts = name.split(".")
     readings = [parts] if len(parts) > 1 else []
@@ -85,7 +85,7 @@ def resolve_overloads(name: str) -> list[str]:
         if found:
             return sorted([op for op in found if dtensor.registry_of(overload(op))] or found)
     known = {str(op).split(".")[1] for op in dtensor.registered_overloads()}
-    raise NoSuchOp(name, difflib.get_close_matches(parts[-1], sorted(known), n=3, cutoff=0.6))
+    raise NoSuchOp(name, difflib.get_close_matches(parts[-1], sorted(known), n=3, cutoff=0.6), call)
 
 
 def _of_tensors(packet: torch._ops.OpOverloadPacket) -> list[str]:

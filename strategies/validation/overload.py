@@ -240,7 +240,7 @@ def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> d
             recorder.leave_out(own, "placement tuples", [f"{every - drawn:,} of {every:,} not drawn"])
             why = "through this decomposition" if recorder.source.varied else "of this call"
             result.skipped[f"{recorder.source.title} has {every} placement tuples {why}; {drawn} are drawn"] += 1
-        if not claimed:
+        if not (claimed or about.failures):
             result.skipped[f"{recorder.source.title} claims nothing about this call"] += 1
         for instance in check_claims(sample, truth, ranks, claimed, seed=task.seed, variants=variants):
             record_instance(result, instance, number)

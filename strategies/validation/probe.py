@@ -285,8 +285,8 @@ class Probe:
             slack = singular_slack(got, want, slack, self.kind) if excused and self._finite else slack
             if not oracle.equal_within(got, want, slack):
                 apart = ElementDifference.of(got, want, slack)
-                who = f"rank {rank}" if rank is not None else "the parts" if kind else "the shards"
-                problem = f"{who} make {apart.got} at {apart.place}, the op gives {apart.want} ({apart.share})"
+                who = f"rank {rank} makes" if rank is not None else "the parts make" if kind else "the shards make"
+                problem = f"{who} {apart.got} at {apart.place}, the op gives {apart.want} ({apart.share})"
                 return ResultDifference(problem, i, rank, got, want, apart)
         return None
 

@@ -212,4 +212,4 @@ class _Args:
             found |= {name: value for name in ("op", "root", "peer") if (value := getattr(call, name)) is not None}
             found |= {"implicit": True} if call.implicit else {}
             text = self._calls[key] = json.dumps(found, separators=(",", ":"))[1:-1]
-        return f'{text},"number":{part.number}'
+        return text if part.number < 0 else f'{text},"number":{part.number}'  # in lockstep calls have none

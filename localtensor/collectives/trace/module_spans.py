@@ -33,6 +33,7 @@ class ModuleSpans:
         self._lane, self._label = lane, label
         self._models = ModelNames()
         self._names: dict[int, str] = {}  # by id: the models keep their modules alive
+        self._wrapped: dict[str, int] = {}  # models in a wrapper as DDP, which have its name: how deep they lie in it
         self._open: list[Event] = []
         self._going_back: list[Event] = []
         self._steps: list[Event] = []
@@ -52,7 +53,17 @@ class ModuleSpans:
             for hook in hooks:
                 hook.remove()
 
-    def end_backward(self) -> None:
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """A backward pass runs inside the block, perhaps within another one, as of a reentrant checkpoint."""
+        outer, self._going_back = self._going_back, []
+        try:
+            yield
+        finally:
+            self._end_backward()
+            self._going_back = outer
+
+    def _end_backward(self) -> None:
         """Closes what is open of a backward pass."""
         while self._going_back:
             self._lane.end(self._going_back.pop())
@@ -65,7 +76,11 @@ class ModuleSpans:
                 return joined_name(self._open[-1].name, type(module).__name__)
             prefix = self._models.add(module)
             for name, inner in module.named_modules():
-                self._names.setdefault(id(inner), plain_name(joined_name(prefix, name)))
+                plain = plain_name(joined_name(prefix, name))
+                if not plain and inner is not module:
+                    plain = type(inner).__name__
+                    self._wrapped.setdefault(plain, len(self._wrapped))
+                self._names.setdefault(id(inner), plain)
             self._names[id(module)] = prefix or type(module).__name__
         return self._names[id(module)]
 
@@ -94,6 +109,8 @@ class ModuleSpans:
                 x.register_hook(partial(self._enter_backward, event.name))
 
     def _is_inside(self, name: str, outer: str) -> bool:
+        if outer in self._wrapped:
+            return name not in self._roots() and self._wrapped.get(name, len(self._wrapped)) > self._wrapped[outer]
         return name.startswith(f"{outer}.") or (outer not in self._models.models and outer in self._roots())
 
     def _roots(self) -> set[str]:

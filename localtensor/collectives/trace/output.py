@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from localtensor.errors import Refusal
+from localtensor.errors import Refusal, WrongType
 
 PARTS: set[str] = set()
 """The files that are being written: what ends the process at once removes them."""
@@ -18,6 +18,15 @@ class CannotWrite(Refusal, values="{argument}={path}"):
 
     PROBLEM = "it cannot be written ({reason})"
     REMEDY = "Name a file in a folder that exists and that you may write to."
+
+
+def trace_path(call: str, trace: object) -> Path | None:
+    """The path of an argument `trace`; None for a bool or None.  Raises `WrongType`."""
+    if trace is None or isinstance(trace, bool):
+        return None
+    if not isinstance(trace, str | os.PathLike):
+        raise WrongType(call, "trace", trace, "it is no path", "Pass the path of a file, as 'trace.json', or True.")
+    return Path(os.fspath(trace))
 
 
 def check_file(call: str, name: str, path: Path) -> None:

@@ -206,11 +206,8 @@ class Recorder(RunObserver):
         lane, modules = self._watched.lane, self._watched.modules
         if lane is None or modules is None:
             return original(*args, **named)
-        with lane.span(events.PASS, "backward pass", place_of_frame(sys._getframe(2))):
-            try:
-                return original(*args, **named)
-            finally:
-                modules.end_backward()
+        with lane.span(events.PASS, "backward pass", place_of_frame(sys._getframe(2))), modules.backward():
+            return original(*args, **named)
 
     def _save(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
         lane = self._watched.lane

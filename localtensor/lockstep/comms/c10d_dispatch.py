@@ -164,7 +164,8 @@ def run_collective(mode: Mode, name: str, group: Any, arguments: Sequence[Any], 
             write_result(mode, buffer, value, meant.kind, brought, family)
     if mode.recorder is not None:
         place = origin(sys._getframe(2)).place
-        mode.recorder.called(meant.kind, list(flat_tensors(brought.reads)), family.groups, place)
+        sent = brought.writes if meant.kind == "scatter" else brought.reads  # a piece, as a rank has it that is no root
+        mode.recorder.called(meant.kind, list(flat_tensors(sent)), family.groups, place)
     return LockstepWork(mode, meant.kind, brought, family) if later else None
 
 

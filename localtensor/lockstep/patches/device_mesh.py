@@ -57,6 +57,9 @@ def _init(mode: Mode, original: Fn, mesh: DeviceMesh, *args: object, **kwargs: o
     # Meshes of two modes, or of a mode and none, must differ: torch caches by mesh what depends on groups and ranks.
     mesh._thread_id = ("lockstep", mode.serial)  # type: ignore[assignment]
     mesh._hash = None
+    if mode.recorder is not None:
+        with mode.disable():
+            mode.recorder.mesh_made(mesh, mesh_ranks(mesh))
 
 
 def mesh_ranks(mesh: DeviceMesh) -> Array:

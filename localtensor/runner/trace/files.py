@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from localtensor.collectives.trace.clock import Modelled, modelled_events, set_c
 from localtensor.collectives.trace.events import Recording
 from localtensor.collectives.trace.output import check_file, write_file
 from localtensor.collectives.trace.recorder import Recorder
-from localtensor.errors import ThreadsOnly, WrongType
+from localtensor.errors import ThreadsOnly
 from localtensor.layout.links import Links, Rates
 
 DEFAULT_LINKS = Links()
@@ -44,15 +43,6 @@ class TraceOptions:
             check_file(call, name, path)
         if self.summary and on != "threads":
             raise ThreadsOnly("summary", self.summary, on)
-
-
-def trace_path(trace: object) -> Path | None:
-    """The path of an argument `trace`; None for a bool or None.  Raises `WrongType`."""
-    if trace is None or isinstance(trace, bool):
-        return None
-    if not isinstance(trace, str | os.PathLike):
-        raise WrongType("run", "trace", trace, "it is no path", "Pass the path of a file, as 'trace.json', or True.")
-    return Path(os.fspath(trace))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from localtensor._util.units import bytes_text, time_text
 from localtensor.collectives.trace.clock import Modelled
 from localtensor.collectives.trace.events import CALL, IMPLICIT, PASS, RANDOM, Event, Recording
 from localtensor.collectives.trace.memory import KINDS
-from localtensor.runner.trace.summary import summary_lines
+from localtensor.runner.trace.summary import axes_texts, summary_lines
 from localtensor.runner.trace.tables import implicit, traffic, traffic_by, waits
 
 _HERE = Path(__file__).parents[2] / "templates"
@@ -73,7 +73,7 @@ def page_of(recording: Recording, clock: Modelled, planned: Callable[[str], str]
         _HERE / "run.html.j2", (STYLE,), _HERE / "run.js",
         recording=recording, summary=[line.split("  ", 1) for line in summary_lines(recording, clock)],
         lines=[_time_line(recording, "modelled", clock.seconds), _time_line(recording, "real", _real_seconds(recording))],
-        axes=axes, modules=list(by_module.items())[:MOST_ROWS], more_modules=max(len(by_module) - MOST_ROWS, 0),
+        topology=axes_texts(clock), axes=axes, modules=list(by_module.items())[:MOST_ROWS], more_modules=max(len(by_module) - MOST_ROWS, 0),
         found=[(one, "" if planned is None else planned(one.spec)) for one in found],
         peaks=list(enumerate(recording.peaks)), kinds=[kind for kind in KINDS if _is_held(recording, kind)],
         held=_by_module(recording), waits=waits(recording)[:MOST_ROWS], width=WIDTH, row=ROW,

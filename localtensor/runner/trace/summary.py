@@ -45,17 +45,16 @@ def _run(recording: Recording) -> str:
 def _modelled(clock: Modelled) -> str:
     most = max(clock.compute, default=0.0)
     text = f"{time_text(clock.seconds)} on the cluster; a rank computes {time_text(most)} at most"
-    text += f"; ranks are idle {clock.idle_share:.0%} of the time"
-    return "; ".join([*axes_texts(clock), text])
+    return f"{text}; ranks are idle {clock.idle_share:.0%} of the time"
 
 
 def axes_texts(clock: Modelled) -> list[str]:
     """What the topology and the run do not have in common."""
     found = []
     if clock.unused_axes:
-        found.append(f"the run has no axis {', '.join(clock.unused_axes)}, which the topology names")
+        found.append(f"no call of the run is along {', '.join(clock.unused_axes)}, which the topology names")
     if clock.unnamed_axes:
-        found.append(f"the topology has no axis {', '.join(clock.unnamed_axes)}, whose calls have the links of nodes")
+        found.append(f"the topology does not name {', '.join(clock.unnamed_axes)}, whose calls have the links of nodes")
     return found
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from localtensor._util.events import Place
+from localtensor._util.units import bytes_text
 from localtensor.collectives.trace.clock import last_calls
 from localtensor.collectives.trace.events import CALL, IMPLICIT, WAIT, Event, Recording
 from localtensor.collectives.trace.memory import Peak
+from localtensor.errors import Refusal, WrongType
 
 
 @dataclass(slots=True)
@@ -72,7 +74,7 @@ class Waited:
     late: int
     times: int = 0
     seconds: float = 0.0
-    longest: Event | None = None
+    longest: Event | None = field(default=None, repr=False)  # it leads to all calls of its group
     longest_seconds: float = 0.0
 
 
@@ -99,16 +101,36 @@ def waits(recording: Recording) -> list[Waited]:
     return sorted(found.values(), key=lambda one: -one.seconds)
 
 
+class NoPeak(Refusal, IndexError, argument="rank", values="{rank}"):
+    """A rank that the run has not."""
+
+    PROBLEM = "the run has {ranks} ranks"
+    REMEDY = "Name a rank from 0 to {last}."
+
+
 class RunMemory:
     """The memory that each rank of a recorded run has held, in bytes."""
 
     def __init__(self, peaks: Sequence[Peak]) -> None:
         self._peaks = peaks
 
+    def __repr__(self) -> str:
+        return f"RunMemory(peaks: {', '.join(bytes_text(peak.bytes) for peak in self._peaks)})"
+
     def peak(self, rank: int) -> int:
-        """The most bytes that this rank has held at once."""
-        return self._peaks[rank].bytes
+        """The most bytes that this rank has held at once.  Raises `NoPeak`, `WrongType`."""
+        return self._of("peak", rank).bytes
 
     def at_peak(self, rank: int) -> Peak:
-        """What this rank held then: bytes by kind of tensor and by module, and the module that ran."""
+        """What this rank held then: bytes by kind of tensor and by module, and the module that ran.
+
+        Raises `NoPeak`, `WrongType`.
+        """
+        return self._of("at_peak", rank)
+
+    def _of(self, call: str, rank: int) -> Peak:
+        if isinstance(rank, bool) or not isinstance(rank, int):
+            raise WrongType(f"memory.{call}", "rank", rank, "it is no int", "Pass the number of a rank.")
+        if not 0 <= rank < len(self._peaks):
+            raise NoPeak(f"memory.{call}", rank, len(self._peaks), len(self._peaks) - 1)
         return self._peaks[rank]

@@ -57,9 +57,9 @@ class Moved:
 def run(options: RuleCostOptions) -> int:
     """The exit code: 0; 2 for an unknown op; 3 where no call of the op could be made."""
     try:
-        overloads = resolve_overloads(options.op)
+        overloads = resolve_overloads(options.op, CALL)
     except LocalTensorError as error:
-        return fail(str(error).replace("localtensor discover:", f"{CALL}:", 1), EXIT_USAGE)
+        return fail(str(error), EXIT_USAGE)
     rows: list[dict[str, Any]] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of the calls that it draws

@@ -104,9 +104,11 @@ def _checked(function: Any, args: Any, ranks: Any) -> Args:
         remedy = "Pass a torch.autograd.Function with a static method spmd_typecheck."
         raise NotARule(CALL, "function", str(function)[:80], "it is no autograd Function with a hook", remedy)
     if not isinstance(args, (tuple, list)) or not any(isinstance(x, Tensor) for x in args):
-        problem = "there is no tensor in it"
-        raise NotARule(CALL, "args", str(args)[:80], problem, "Pass the arguments of a call: (x, weight).")
-    if not ranks or any(isinstance(n, bool) or not isinstance(n, int) or n < 2 for n in ranks):
+        problem = "a tensor is not the arguments" if isinstance(args, Tensor) else "there is no tensor in it"
+        shown = shape_text(args.shape, args.dtype) if isinstance(args, Tensor) else str(args)[:80]
+        raise NotARule(CALL, "args", shown, problem, "Pass the arguments of a call: (x, weight).")
+    counts = ranks if isinstance(ranks, Sequence) else ()
+    if not counts or any(isinstance(n, bool) or not isinstance(n, int) or n < 2 for n in counts):
         raise NotARule(
             CALL, "ranks", repr(ranks), "these are no counts of 2 ranks or more", "Give some, as ranks=(2, 3)."
         )

@@ -9,6 +9,7 @@ the same for all: `strategies.validation.probe`.
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,9 +20,11 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from localtensor.errors import error_in_one_line
 from localtensor.layout import split_axis
 from strategies.model.oracle import REJECTIONS, OracleResult
 from strategies.model.rule import Claim, LocalRun, Rule, Sample
+from strategies.model.settings import BadSource
 from strategies.validation.probe import Case
 from strategies.validation.sources import functions
 from strategies.validation.sources.functions import FunctionCall
@@ -159,7 +162,18 @@ class FunctionSource(abc.ABC):
 
     def functions(self) -> Mapping[str, Any]:
         """Every function by its label; by default those of all calls."""
-        return {call.label: call.function for call in self.calls((), 0)}
+        return {call.label: call.function for call in self._drawn((), 0)}
+
+    def _drawn(self, names: Sequence[str], seed: int) -> Iterator[FunctionCall]:
+        """The calls.  Raises `BadSource` where a source of others fails to draw them, or draws something else."""
+        try:
+            with _asked(self, "calls"):
+                for call in self.calls(names, seed):
+                    if not isinstance(call, FunctionCall):
+                        raise TypeError(f"no FunctionCall: {str(call)[:60]}")
+                    yield call
+        except SourceRaises as error:
+            raise BadSource(self.name, str(error), "Fix that first, or uninstall it.") from error
 
     def wording(
         self, call: FunctionCall, inputs: Sequence[NamedLayout], outputs: Sequence[NamedLayout | None]
@@ -211,9 +225,12 @@ class FunctionSource(abc.ABC):
     def samples(self, names: Sequence[str], seed: int) -> Iterator[Sample]:
         """A sample of each call, and one of its gradient where torch has one."""
         known = self.labels
-        for label, group in itertools.groupby(self.calls(names, seed), key=lambda call: call.label):
+        for label, group in itertools.groupby(self._drawn(names, seed), key=lambda call: call.label):
             for number, call in enumerate(group):
-                assert label in known.values(), f"{self.name} calls {label}, which it does not list"
+                if label not in known.values():
+                    raise BadSource(
+                        self.name, f"functions lacks {label}, which calls yields", "List every label there."
+                    )
                 sample = functions.sample_of(self.name, call)
                 if sample is None:
                     continue
@@ -273,20 +290,36 @@ class FunctionClaims:
         found: set[object] = set()
         self.failures.clear()
         self.drawn = self.source.drawn(self.call, ranks)
-        for inputs in self.source.tuples(self.call, ranks):
+        try:
+            with _asked(self.source, "layouts"):
+                tuples = self.source.tuples(self.call, ranks)
+        except SourceRaises as error:
+            self.failures.append(str(error))
+            return
+        for inputs in tuples:
             try:
-                answer = self.source.outputs(self.call, inputs, ranks)
+                answer = self._answer(inputs, ranks)
             except RefusedLayouts:
                 continue
             except SourceRaises as error:
                 self.failures.append(str(error))
                 continue
-            if not isinstance(answer, Answer):
-                answer = Answer(tuple(answer))
             claim = self._claim(inputs, answer, ranks)
             if claim is not None and (key := (str(claim.rule), answer.local)) not in found:
                 found.add(key)
                 yield claim
+
+    def _answer(self, inputs: Sequence[NamedLayout], ranks: int) -> Answer:
+        """The source's answer.  Raises `RefusedLayouts`, and `SourceRaises` where a source of others fails or gives none."""
+        with _asked(self.source, "outputs"):
+            answer = self.source.outputs(self.call, inputs, ranks)
+            if isinstance(answer, Answer):
+                return answer
+            layouts, results = tuple(answer), functions.tensor_results(self.call.whole)
+            if len(layouts) != len(results) or not all(isinstance(one, NamedLayout | None) for one in layouts):
+                shown = ", ".join(str(one) if isinstance(one, NamedLayout) else repr(one)[:40] for one in layouts)
+                raise TypeError(f"not one layout for each of {len(results)} results: {shown}")
+            return Answer(layouts)
 
     def _claim(self, inputs: Sequence[NamedLayout], answer: Answer, ranks: int) -> Claim | None:
         sample, wrt = self.sample, self.call.wrt
@@ -309,6 +342,19 @@ class FunctionClaims:
             return Claim(rule, words, run=answer.run, parts=answer.parts, concatenated=sizes)
         local = functions.local_calls(sample.call, answer.local) if answer.local else None
         return Claim(rule, words, local, concatenated=self.source.concatenated)
+
+
+@contextlib.contextmanager
+def _asked(source: FunctionSource, method: str) -> Iterator[None]:
+    """The block calls a method of a source.  Raises `SourceRaises` where a source of another package fails in it."""
+    try:
+        yield
+    except (RefusedLayouts, SourceRaises, BadSource):
+        raise
+    except Exception as error:  # why: a source is a package of others, whose code may raise anything
+        if type(source).__module__.partition(".")[0] == __name__.partition(".")[0]:
+            raise  # a fault of ours is no statement of a claimant
+        raise SourceRaises(f"{error_in_one_line(error)}, in {method}") from error
 
 
 def layout_tuples(choices: Sequence[Sequence[NamedLayout]]) -> list[tuple[NamedLayout, ...]]:

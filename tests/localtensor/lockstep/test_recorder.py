@@ -9,9 +9,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import localtensor as lt
+from localtensor.collectives.trace.events import CALL, OP, REDISTRIBUTIONS
 from localtensor.collectives.trace.memory import ACTIVATIONS, PARAMETERS, MemoryOfRanks
 from tests.localtensor.collectives.trace.test_chrome import breaches
 
@@ -84,6 +86,63 @@ def test_calls_have_bytes_and_modules():
         (name, 2 * 8 * 32 * 4) for name in ("0", "1", "1.up", "0.up")
     ]
     assert [event.name for event in mode.recording.of("forward")][:4] == ["Sequential", "0", "0.norm", "0.qkv"]
+
+
+def placed():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    dist.all_reduce(torch.ones(8), group=mesh.get_group("dp"))
+    rows = distribute_tensor(torch.ones(8, 8), mesh["tp"], [Shard(1)])
+    return (rows @ rows).redistribute(placements=[Replicate()])
+
+
+def seen(recording):
+    """Of rank 0, or of all at once: the calls, the redistributions with their reasons, and the ops with placements."""
+    mine = [event for event in recording.events if event.rank == 0]
+    calls = [(e.name, e.axis, e.bytes, e.part.implicit) for e in mine if e.kind == CALL]
+    moved = [(e.kind, e.facts["spec"], e.facts["reason"]) for e in mine if e.kind in REDISTRIBUTIONS]
+    return calls, moved, [(e.name, e.takes, e.gives) for e in mine if e.kind == OP]
+
+
+def test_calls_and_ops_of_dtensor_are_those_that_rank_threads_record():
+    threads = lt.run(placed, ranks=4, trace=True).recording
+    with lt.LocalTensorMode(4, trace=True) as mode:
+        placed()
+    (calls, moved, ops), expected = seen(mode.recording), seen(threads)
+    assert (calls, moved) == expected[:2]
+    assert [(kind, axis, size) for kind, axis, size, _ in calls] == [
+        ("all_reduce", "dp", 32), ("scatter", "tp", 128), ("all_gather_into_tensor", "tp", 128), ("all_gather_into_tensor", "tp", 128),
+    ]  # fmt: skip
+    assert "aten.mm.default takes R" in {reason for _, _, reason in moved}
+    assert [name for name, _, _ in ops] == [name for name, _, _ in expected[2]] and "aten.mm.default" in str(ops)
+    texts = [[[str(spec) for spec in (*takes, *gives)] for _, takes, gives in found] for found in (ops, expected[2])]
+    assert texts[0] == texts[1]
+
+
+def test_collectives_of_this_package_are_calls():
+    with lt.LocalTensorMode(4, trace=True) as mode:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        x = lt.rank_map(lambda rank: torch.full((6,), float(rank)))
+        lt.all_reduce(x, "sum")
+        lt.all_reduce(x, "product", (mesh, "tp"))
+        lt.reduce(x, 0)
+        lt.scatter([x, x], 0, (mesh, "dp"))
+        lt.all_gather(x, (mesh, "dp"))
+    calls = mode.recording.of(CALL)
+    assert [(call.name, call.axis, call.bytes) for call in calls] == [
+        ("all_reduce", "ranks 0,1,2,3", 24), ("all_reduce", "tp", 24), ("reduce", "ranks 0,1,2,3", 24),
+        ("scatter", "dp", 24), ("all_gather", "dp", 24),
+    ]  # fmt: skip
+    assert {call.place.function for call in calls} == {"test_collectives_of_this_package_are_calls"}
+
+
+@pytest.mark.parametrize(("trace", "kind", "problem"), [
+    (3, TypeError, "3: it is no path. Pass the path of a file, as 'trace.json', or True."),
+    ("", lt.LocalTensorError, "trace=.: it cannot be written"),
+])  # fmt: skip
+def test_other_values_of_trace_are_refused(trace, kind, problem):
+    with pytest.raises(kind) as caught:
+        lt.LocalTensorMode(2, trace=trace)
+    assert str(caught.value).startswith(f"LocalTensorMode: trace: {problem}")
 
 
 def test_the_file_keeps_the_rules_of_the_format(tmp_path):

@@ -7,7 +7,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import localtensor as lt
-from localtensor.pytest_plugin.comms import Comms, CommsSnapshot
+from localtensor.collectives.argument_checks import SPARSE_ALL_REDUCE
+from localtensor.collectives.c10d_table import COLLECTIVE_OPS
+from localtensor.pytest_plugin.comms import KINDS, Comms, CommsSnapshot
 from tests.localtensor.pytest_plugin.test_init import refusal
 
 pytest_plugins = ["pytester"]
@@ -45,6 +47,22 @@ def test_implicit_are_the_calls_of_ops_alone():
         (rank, "all_gather_into_tensor") for rank in range(4)
     ]
     assert len(comms.of("all_gather_into_tensor")) == 8 and len(comms.implicit.along("tp")) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"), [("allreduce", "Did you mean all_reduce?"), ("zzz", "Choose of all_gather, ")]
+)
+def test_a_kind_that_no_call_has_is_refused(kind, remedy):
+    comms = comms_of()
+    for ask in (comms.of, comms.count):
+        with pytest.raises(lt.LocalTensorError) as caught:
+            ask(kind)
+        assert str(caught.value).startswith(f"comms: kind: {kind!r}: no collective has this name. {remedy}")
+    assert comms.count("scatter") == comms.count("symm_mem.rendezvous") == len(comms.of("monitored_barrier")) == 0
+
+
+def test_the_kinds_are_those_of_the_calls():
+    assert {op.kind for op in COLLECTIVE_OPS.values()} | {SPARSE_ALL_REDUCE, "send", "recv"} == set(KINDS)
 
 
 def argmax():
@@ -105,6 +123,31 @@ def test_a_snapshot_is_written_once_and_compared_from_then_on(tried, pytester):
     result.assert_outcomes(passed=1, failed=1)
     assert "-  all_reduce of f32[3] in ranks 0, 1, op=sum, 12 bytes, 2 times" in result.text
     assert "+  all_reduce of f32[4] in ranks 0, 1, op=sum, 16 bytes, 2 times" in result.text
+
+
+ALIKE = """
+    class TestOne:
+        @pytest.mark.ranks(2)
+        def test_it(self, comms, comms_snapshot):
+            torch.distributed.barrier()
+            assert comms == comms_snapshot
+
+    class TestTwo:
+        @pytest.mark.ranks(2)
+        @pytest.mark.parametrize("name", ["a/b", "a_b"])
+        def test_it(self, comms, comms_snapshot, name):
+            torch.distributed.all_reduce(torch.ones(1 if "/" in name else 2))
+            assert comms == comms_snapshot
+"""
+
+
+def test_tests_of_one_name_have_their_own_snapshots_and_traces(tried, pytester):
+    tried(ALIKE, "--rank-snapshots", "update", "--rank-trace", "traces").assert_outcomes(passed=3)
+    tried(ALIKE).assert_outcomes(passed=3)
+    files = sorted(file.name for file in (pytester.path / "__snapshots__" / "test_it").iterdir())
+    assert len(files) == 6 and files[0] == "TestOne.test_it.rank0.txt" and "TestTwo.test_it[a_b].rank0.txt" in files
+    traces = sorted(file.name for file in (pytester.path / "traces").iterdir())
+    assert len(traces) == 3 and traces[0] == "test_it.py_TestOne_test_it.json"
 
 
 def test_without_a_snapshot_the_failure_says_how_to_make_one(tried):

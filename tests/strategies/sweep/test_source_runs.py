@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from strategies.model.rule import LEAVES, Call, Program, Rule, Sample
-from strategies.model.settings import Settings
+from strategies.model.settings import BadSource, Settings
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.sweep import source_runs
 from strategies.validation.finding import Candidate, refused_program
@@ -56,3 +56,10 @@ def test_a_resumed_sweep_confirms_what_another_process_has_suspected(tmp_path):
     again = warm.run([*command, "--resume"], cwd=tmp_path)
     assert again.returncode == 1, again.stdout + again.stderr
     assert again.stdout.splitlines()[:4] == first.stdout.splitlines()[:4] and "nansum" in again.stdout
+
+
+def test_what_is_no_source_of_functions_is_refused_in_one_sentence():
+    with pytest.raises(
+        BadSource, match=r"--source: mine: object is no FunctionSource\. Subclass localtensor\.testing\.F"
+    ):
+        source_runs.source_samples(object(), Settings(source="mine"))

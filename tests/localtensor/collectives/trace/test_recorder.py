@@ -74,6 +74,40 @@ def checkpointed():
     return checkpoint(block, torch.ones(2, 4, requires_grad=True) * 2, use_reentrant=False).sum().backward()
 
 
+def overlapping(found):
+    """Pairs of spans of one rank of which neither lies in the other, although they overlap: a viewer drops one."""
+    spans = sorted(found, key=lambda event: (event.start, -event.end))
+    pairs = ((one, two) for number, one in enumerate(spans) for two in spans[number + 1 :])
+    return [(one.name, two.name) for one, two in pairs if two.start < one.end < two.end]
+
+
+def backward_within_backward():
+    from torch.utils.checkpoint import checkpoint
+
+    up, block, down = nn.Linear(4, 4), Block(), nn.Linear(4, 4)
+    model = nn.ModuleList([up, block, down])
+    model.forward = lambda x: down(checkpoint(block, up(x), use_reentrant=True))
+    return model(torch.ones(2, 4, requires_grad=True)).sum().backward()
+
+
+def test_a_backward_pass_within_another_lies_in_it():
+    found = of_rank(recording_of(backward_within_backward, 1), 0, "forward", "backward", "backward pass")
+    assert [event.kind for event in found].count("backward pass") == 2 and overlapping(found) == []
+    assert {"0", "1", "1.up", "1.down", "2"} <= {event.name for event in found if event.kind == "backward"}
+
+
+def wrapped():
+    model = nn.parallel.DistributedDataParallel(Block())
+    return model(torch.ones(2, 4)).sum().backward()
+
+
+def test_a_model_in_a_wrapper_has_the_name_of_its_class():
+    found = of_rank(recording_of(wrapped), 0, "forward", "backward")
+    names = [event.name for event in sorted(found, key=lambda event: (event.kind, event.start, -event.end))]
+    assert names[:4] == ["DistributedDataParallel", "Block", "down", "up"] and overlapping(found) == []
+    assert names[4:] == ["DistributedDataParallel", "Block", "up", "down"]
+
+
 def test_what_checkpointing_computes_again_is_named_so():
     forward = of_rank(recording_of(checkpointed, 1), 0, "forward")
     assert [("again" in event.facts) for event in forward if event.name == "Block"] == [False, True]

@@ -233,3 +233,23 @@ def test_spans_beyond_the_most_are_drawn_together_and_counted(monkeypatch):
         here = [bar for bar in line.bars if top <= bar.y < below]
         assert max(bar.y for bar in here if bar.look != "many") < min(bar.y for bar in here if bar.look == "many")
     assert f"The {line.together} shortest spans, of at most" in page_of(recording, clock)
+
+
+@pytest.mark.parametrize(("rank", "kind", "sentence"), [
+    (2, IndexError, "rank: 2: the run has 2 ranks. Name a rank from 0 to 1."),
+    (-1, IndexError, "rank: -1: the run has 2 ranks. Name a rank from 0 to 1."),
+    ("0", TypeError, "rank: '0': it is no int. Pass the number of a rank."),
+    (True, TypeError, "rank: True: it is no int. Pass the number of a rank."),
+])  # fmt: skip
+def test_a_rank_that_the_run_has_not_has_no_memory(rank, kind, sentence):
+    memory = lt.run(late, ranks=2, trace=True).memory
+    for name in ("peak", "at_peak"):
+        with pytest.raises(kind) as caught:
+            getattr(memory, name)(rank)
+        assert isinstance(caught.value, lt.LocalTensorError) and str(caught.value) == f"memory.{name}: {sentence}"
+
+
+def test_waits_and_memory_print_in_short():
+    ran = lt.run(late, ranks=2, trace=True)
+    assert repr(ran.memory) == "RunMemory(peaks: 4.0 MB, 4.0 MB)"
+    assert repr(ran.waits[0]).startswith("Waited(rank=0, late=1, times=1, seconds=") and len(repr(ran.waits)) < 400

@@ -54,15 +54,16 @@ def test_an_axis_that_the_run_or_the_topology_lacks_is_noted(script):
     link = {"latency_us": 1, "gigabytes_per_second": 25}
     text = json.dumps({"ranks_per_node": 8, "inner": link, "outer": link, "axes": {"pp": link}})
     (script / "pp.json").write_text(text)
-    done = warm.run([*COMMAND, "--summary", "--topology", "pp.json", "train.py"], cwd=script)
-    both = "the run has no axis pp, which the topology names; the topology has no axis tp, whose calls have"
-    assert done.returncode == 0 and f"modelled          {both}" in done.stderr
-    done = warm.run([*COMMAND, "--trace", "t.json", "--topology", "pp.json", "train.py"], cwd=script)
-    lines = [line for line in done.stderr.splitlines() if line.startswith("localtensor run: topology: ")]
-    assert done.returncode == 0 and [line.split(": ")[2] for line in lines] == [
-        "the run has no axis pp, which the topology names.",
-        "the topology has no axis tp, whose calls have the links of nodes.",
-    ]
+    for words in (["--summary", "--html", "p.html"], ["--trace", "t.json"]):
+        done = warm.run([*COMMAND, *words, "--topology", "pp.json", "train.py"], cwd=script)
+        lines = [line for line in done.stderr.splitlines() if line.startswith("localtensor run: topology: ")]
+        assert done.returncode == 0 and [line.split(": ")[2] for line in lines] == [
+            "no call of the run is along pp, which the topology names.",
+            "the topology does not name tp, whose calls have the links of nodes.",
+        ]
+        modelled = [line for line in done.stderr.splitlines() if line.startswith("modelled  ")]
+        assert all(line.endswith("of the time") for line in modelled) and len(modelled) == words.count("--summary")
+    assert "no call of the run is along pp, which the topology names." in (script / "p.html").read_text()
 
 
 INTERRUPTED = """
@@ -89,6 +90,8 @@ def test_ctrl_c_leaves_a_whole_trace_up_to_there(script):
 @pytest.mark.parametrize(("words", "problem"), [
     (["--trace", "no/t.json"], "no/t.json"), (["--html", "no/p.html"], "no/p.html"),
     (["--trace", "one", "--html", "./one"], "--html: one: the trace would be overwritten by the page"),
+    (["--trace", "./train.py"], "--trace: train.py: this is the script. Name another file."),
+    (["--html", "train.py"], "--html: train.py: this is the script. Name another file."),
     (["--topology", "300,25"], "--topology: 300,25: it is for the modelled clock, and nothing shows that"),
     (["--summary", "--topology", "none.json"], "topology: none.json: file: it cannot be read"),
     (["--summary", "--on", "gloo"], "it is for rank threads"),
@@ -98,3 +101,4 @@ def test_bad_options_end_with_one_sentence_before_the_run(script, words, problem
     (script / "no").write_text("a file")
     done = warm.run([*COMMAND, *words, "train.py"], cwd=script)
     assert done.returncode == 2 and problem in done.stderr and done.stdout == ""
+    assert (script / "train.py").read_text() == "print('it ran')"

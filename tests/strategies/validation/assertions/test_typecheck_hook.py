@@ -124,7 +124,13 @@ def test_wrong_calls_are_one_sentence():
         assert_typecheck_hook(torch.neg, (draw(2),))
     with pytest.raises(NotARule, match="there is no tensor in it"):
         assert_typecheck_hook(RIGHT["gelu"].function, (1,))
+    with pytest.raises(
+        NotARule, match=r"args: f32\[2,2\]: a tensor is not the arguments\. Pass the arguments of a call"
+    ):
+        assert_typecheck_hook(RIGHT["gelu"].function, torch.ones(2, 2))
     with pytest.raises(NotARule, match="ranks"):
         assert_typecheck_hook(RIGHT["gelu"].function, (draw(2, 2),), ranks=(1,))
+    with pytest.raises(NotARule, match="ranks: 2: these are no counts"):
+        assert_typecheck_hook(RIGHT["gelu"].function, (draw(2, 2),), ranks=2)
     with pytest.raises(NotARule, match="matmul raises RuntimeError"):
         assert_typecheck_hook(RIGHT["matmul"].function, (draw(6, 4), draw(3, 3)))

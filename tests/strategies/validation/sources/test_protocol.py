@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from strategies.model.oracle import run_oracle
+from strategies.model.settings import BadSource
 from strategies.model.verdict import Verdict
 from strategies.validation.probe import check_claims
 from strategies.validation.sources.functions import FunctionCall
@@ -129,3 +130,62 @@ def test_a_script_asks_nothing_of_ours(ranks):
         text = source.script(case_of(bad[0], 0), bad[0].evidence.reason)
         compile(text, "script", "exec")
         assert "localtensor" not in text and "strategies" not in text and f"--nproc-per-node {ranks}" in text
+
+
+class Failing(Toy):
+    """A source whose `outputs` fails: by an exception, or by a value that is no layout."""
+
+    def __init__(self, answer):
+        super().__init__(torch.neg, X)
+        self.answer = answer
+
+    def outputs(self, call, inputs, ranks):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(("answer", "sentence"), [
+    (KeyError("oops"), "KeyError: 'oops', in outputs"),
+    (AttributeError("no such field"), "AttributeError: no such field, in outputs"),
+    (["S(0)"], "TypeError: not one layout for each of 1 results: 'S(0)', in outputs"),
+    (None, "TypeError: 'NoneType' object is not iterable, in outputs"),
+    ((sharded(0), sharded(0)), "TypeError: not one layout for each of 1 results: S(0), S(0), in outputs"),
+])  # fmt: skip
+def test_an_error_of_a_source_is_no_finding(answer, sentence):
+    source = Failing(answer)
+    sample = next(iter(source.samples((), 0)))
+    about = source.about(sample, run_oracle(sample), 0)
+    assert about.claims(2) == [] and set(about.failures) == {sentence}
+
+
+def test_an_error_in_layouts_is_no_finding():
+    source = Toy(torch.neg, X)
+    source.layouts = lambda x, ranks: x.no_such_field
+    for sample in source.samples((), 0):
+        about = source.about(sample, run_oracle(sample), 0)
+        assert about.claims(2) == []
+        assert about.failures == ["AttributeError: 'Tensor' object has no attribute 'no_such_field', in layouts"]
+
+
+@pytest.mark.parametrize(("given", "sentence"), [
+    (ZeroDivisionError("too small"), "ZeroDivisionError: too small, in calls. Fix that first, or uninstall it."),
+    (sharded(0), "TypeError: no FunctionCall: S(0), in calls. Fix that first, or uninstall it."),
+])  # fmt: skip
+def test_calls_that_cannot_be_drawn_are_refused_in_one_sentence(given, sentence):
+    class Drawing(Toy):
+        def calls(self, names, seed):
+            if isinstance(given, Exception):
+                raise given
+            yield given
+
+    with pytest.raises(BadSource) as caught:
+        list(Drawing(torch.neg, X).samples((), 0))
+    assert str(caught.value) == f"localtensor validate: --source: toy_protocol: {sentence}"
+
+
+def test_a_call_of_a_function_that_is_not_listed_is_refused():
+    source = Toy(torch.neg, X)
+    source.functions = lambda: {"torch.abs": torch.abs}
+    with pytest.raises(BadSource, match=r"functions lacks torch.some, which calls yields\. List every label there\."):
+        list(source.samples((), 0))
