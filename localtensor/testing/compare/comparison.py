@@ -21,6 +21,8 @@ from localtensor.testing.compare_dropout import drop_alike
 MOST_COLLECTIVES = 8  # lines of collectives that a report of a divergence prints
 NO_EVIDENCE = ("parameter", "buffer", "input", DROPOUT)
 """Values with which a program starts: that they are equal does not say that it computes the same."""
+NOT_FINITE = "nothing but NaN or infinity in both"
+FINITE = "Compare from parameters and inputs that give numbers."
 EQUAL, DIFFERS, NOT_COMPARED, NOT_REACHED = "equal", "differs", "not compared", "not reached"
 
 COLUMNS = ("input", "output", "gradient", "parameters", "their gradients", "after the step")
@@ -140,9 +142,15 @@ def _key_json(key: Key) -> dict[str, Any]:
     return {"step": key.step, "kind": key.kind, "name": key.name, "call": key.call, "leaf": key.leaf, "value": str(key)}
 
 
-def has_evidence(findings: Findings) -> bool:
-    """Whether anything was compared that a program computes."""
-    return any(key.kind not in NO_EVIDENCE for key in findings.layouts)
+def nothing_compared(sides: Sides, findings: Findings) -> str:
+    """Why no number was compared that a program computes; empty if one was."""
+    computed = [key for key in findings.layouts if key.kind not in NO_EVIDENCE]
+    if not computed:
+        return "; ".join(dict.fromkeys(findings.not_compared.values())) or "no values"
+    values = [sides.reference.seen[key].value for key in computed if not key.kind.startswith("optimizer's")]
+    if values and not any(bool(x.isfinite().any()) or not x.numel() for x in values):
+        return NOT_FINITE
+    return ""
 
 
 def notes_of_values(sides: Sides, findings: Findings) -> list[str]:

@@ -93,6 +93,8 @@ def start_of(program: TrainingProgram) -> Start:
     """The model and the batches, made once from the seed."""
     with _seeded(program.seed):
         model = program.build()
+        if not isinstance(model, nn.Module):
+            raise NotComparable(f"it gives {type(model).__name__}", "build", "Return the model.")
         batches = tuple(_checked_batch(program.batch()) for _ in range(program.steps))
     return Start(model, batches)
 
@@ -284,7 +286,10 @@ def _check_made(made: object) -> None:
 
 
 def _optimizer_of(program: TrainingProgram, model: nn.Module) -> torch.optim.Optimizer | None:
-    return None if program.optimizer is None else program.optimizer(model.parameters())
+    made = None if program.optimizer is None else program.optimizer(model.parameters())
+    if made is not None and not isinstance(made, torch.optim.Optimizer):
+        raise NotComparable(f"it gives {type(made).__name__}", "optimizer", "Return a torch.optim.Optimizer.")
+    return made
 
 
 def _train(

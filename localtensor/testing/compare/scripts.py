@@ -19,11 +19,13 @@ from localtensor.runner.torchrun import USAGE, Observer, TorchrunOptions, run_sc
 from localtensor.testing.compare import programs
 from localtensor.testing.compare.api import check_repeated
 from localtensor.testing.compare.comparison import (
+    FINITE,
+    NOT_FINITE,
     Comparison,
     collective_lines,
     comparison_of,
-    has_evidence,
     notes_of_values,
+    nothing_compared,
 )
 from localtensor.testing.compare.divergence import Divergence, Findings, Sides, first_divergence
 from localtensor.testing.compare.find_layout import MeshLayout, assemble_layout, find_layout, layout_of_placements
@@ -89,11 +91,12 @@ def compare_scripts(
     scripts = _Scripts(reference, parallel, mesh, progress)
     sides, findings = _judge(scripts)
     look = None if findings.divergence is None else _look(scripts, sides, findings, findings.divergence)
-    if findings.divergence is None and not has_evidence(findings):
+    why = nothing_compared(sides, findings) if findings.divergence is None else ""
+    if why:
+        called = "Both have to call the same modules; values of modules, gradients, parameters and losses are compared."
         raise NotComparable(
-            "nothing was compared", "the scripts",
-            "Both have to call the same modules; values of modules, gradients, parameters and losses are compared.",
-        )  # fmt: skip
+            f"nothing was compared ({why})", "the scripts", FINITE if NOT_FINITE in why else called
+        )
     return comparison_of(sides, findings, look, scripts.calls, tuple(dict.fromkeys(scripts.notes)))
 
 

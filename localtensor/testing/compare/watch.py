@@ -260,9 +260,8 @@ class Watch:
         return found[0]
 
     def _hooks(self, name: str, module: nn.Module) -> tuple[Any, list[Any]]:
-        if type(module) in _transparent() or (
-            name and type(module) is nn.Identity
-        ):  # which stages have for what others have
+        stands_in = bool(name) and type(module) is nn.Identity  # which stages have for what others have
+        if isinstance(module, _transparent()) or stands_in:  # FSDP makes a subclass of what it shards
             return None, []
         takes, gives = self.edges.get(id(module), (True, True))
         if not takes and not gives:
