@@ -127,7 +127,9 @@ class Comparison:
         states, differs = Counter(one.state for one in self.values), ""
         if self.divergence is not None:
             differs = f"; different: {states[DIFFERS]}; not reached: {states[NOT_REACHED]}"
-        lines.append(f"  compared  {states[EQUAL]} values{differs}; not compared: {states[NOT_COMPARED]}")
+        lines.append(
+            f"  compared  {states[EQUAL] + states[DIFFERS]} values{differs}; not compared: {states[NOT_COMPARED]}"
+        )
         reasons = Counter(one.reason for one in self.values if one.state == NOT_COMPARED)
         lines += [f"    {count} of which {reason}" for reason, count in reasons.most_common(4)]
         return "\n".join([*lines, *(f"  note      {note}" for note in self.notes)])

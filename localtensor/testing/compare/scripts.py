@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -43,7 +44,7 @@ from localtensor.testing.compare.watch import OF_MODULES, Key, Observation, Regi
 from localtensor.testing.compare_dropout import dropout_off
 from localtensor.testing.compare_tolerance import Noise, Repeated, Slacks, doubling
 
-_ERROR = re.compile(r"[A-Z]\w+: ")  # the line of an error, behind what a script prints
+_ERROR = re.compile(r"[A-Z]\w+: |\S+: error: ")  # the line of an error, argparse's too, behind what a script prints
 IN_PARTS = "values that the ranks of the reference hold in parts"
 FEWER = "values that the reference does not have"
 RAISED = ("RankRaised: run: ", ": this is the first rank that raised")
@@ -94,9 +95,7 @@ def compare_scripts(
     why = nothing_compared(sides, findings) if findings.divergence is None else ""
     if why:
         called = "Both have to call the same modules; values of modules, gradients, parameters and losses are compared."
-        raise NotComparable(
-            f"nothing was compared ({why})", "the scripts", FINITE if NOT_FINITE in why else called
-        )
+        raise NotComparable(f"nothing was compared ({why})", "the scripts", FINITE if NOT_FINITE in why else called)
     return comparison_of(sides, findings, look, scripts.calls, tuple(dict.fromkeys(scripts.notes)))
 
 
@@ -246,11 +245,13 @@ class _Whole:
         rows = {key.step: one.value.shape[0] for key, one in self.ranks[0].seen.items() if self._is_batch_in_parts(key)}
         for key, one in self.ranks[0].seen.items():
             held = [rank.seen.get(key) for rank in self.ranks]
-            said = layout_of_placements(one, 1)
+            on_all = math.prod(one.sizes) == len(self.ranks)  # and not on a part of them
+            said = layout_of_placements(one, len(one.sizes)) if on_all else []
             parts = key.kind in OF_MODULES and one.value.shape[:1] == (
                 rows.get(key.step),
             )  # equal rows, as of positions
-            if not parts and all(x is not None and x.placements is None for x in held) and self._alike(key):
+            plain = len(held) == 1 or all(x is not None and x.placements is None for x in held)
+            if not parts and plain and self._alike(key):
                 self.layouts[key] = None
             elif said and None not in held:
                 self.layouts[key] = said[0]
@@ -274,7 +275,7 @@ class _Whole:
             if len(held) < len(ranks):
                 continue
             values = [x.value for x in held]
-            whole = values[0] if layout is None else assemble_layout(values, [len(ranks)], layout)
+            whole = values[0] if layout is None else assemble_layout(values, held[0].sizes, layout)
             if whole is not None:
                 made.seen[key] = Observation(whole, None, held[0].place)
         return made
