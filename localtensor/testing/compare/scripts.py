@@ -94,8 +94,9 @@ def compare_scripts(
     look = None if findings.divergence is None else _look(scripts, sides, findings, findings.divergence)
     why = nothing_compared(sides, findings) if findings.divergence is None else ""
     if why:
-        called = "Both have to call the same modules; values of modules, gradients, parameters and losses are compared."
-        raise NotComparable(f"nothing was compared ({why})", "the scripts", FINITE if NOT_FINITE in why else called)
+        remedy = "Both have to call the same modules; values of modules, gradients, parameters and losses are compared."
+        remedy = "Take a reference of one rank." if why == IN_PARTS else remedy
+        raise NotComparable(f"nothing was compared ({why})", "the scripts", FINITE if NOT_FINITE in why else remedy)
     return comparison_of(sides, findings, look, scripts.calls, tuple(dict.fromkeys(scripts.notes)))
 
 
