@@ -102,7 +102,7 @@ CALLS = {
     "compare, no mesh": (lambda: lt.compare(nothing, nothing, X, mesh=2), "compare: mesh: "),
     "compare_functions, no function": (lambda: lt.compare_functions(1, 2, (X,), mesh={"tp": 2}), "compare_functions: "),
     "overlay_dtensor, no rules": (lambda: lt.overlay_dtensor("mine").__enter__(), "overlay_dtensor: "),
-    "compare, no build": (lambda: lt.compare(nothing, nothing, X, mesh={"tp": 2}), "compare: batch: "),
+    "compare, no build": (lambda: lt.compare(nothing, nothing, X, mesh={"tp": 2}), "compare: build: "),
     "compare, an empty mesh": (lambda: lt.compare(nothing, nothing, nothing, mesh={}), "compare: mesh: "),
 }  # fmt: skip
 
