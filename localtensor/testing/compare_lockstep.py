@@ -15,12 +15,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
-from localtensor._util.events import Place
 from localtensor.errors import LocalTensorError, NotComparable
 from localtensor.errors.runs import OWN_FLOW
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.lockstep.values.local_tensor import LocalTensor
-from localtensor.testing.compare.watch import Key, Watch
+from localtensor.testing.compare.watch import Key, Observation, Watch
 
 if TYPE_CHECKING:
     from localtensor.testing.compare_dropout import Drawn
@@ -34,11 +33,11 @@ class LockstepWatch(Watch):
 
     ranks: tuple[Watch, ...] = ()
 
-    def _keep_local(self, key: Key, local: Tensor, placements: tuple[Any, ...] | None, place: Place | None) -> None:
+    def _keep_local(self, key: Key, local: Tensor, made: Observation) -> None:
         for rank, watch in enumerate(self.ranks):
             part = _on(local, rank)
             with _disable_current_modes():
-                watch._keep_local(key, part, placements, place)
+                watch._keep_local(key, part, made)
 
     def _attach(self, key: Key, drawn: Drawn) -> None:
         for rank, watch in enumerate(self.ranks):

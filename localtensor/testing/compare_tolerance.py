@@ -19,7 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from localtensor.layout.tolerance import DOUBLE_OF, measured_slack, widen_slack
-from localtensor.testing.compare.find_layout import REPLICATED, AxisLayout, MeshLayout, equal_but_rounding, fits
+from localtensor.testing.compare.find_layout import (
+    REPLICATED,
+    AxisLayout,
+    MeshLayout,
+    equal_but_rounding,
+    fits,
+    layout_of_placements,
+)
 from localtensor.testing.compare.watch import DROPOUT, Key, Watch
 
 LEAST_TO_FREE = 32 * 2**20
@@ -176,7 +183,8 @@ class Settled:
         one, slack = self.reference.seen.get(key), self.slacks.get(key)
         if one is None or slack is None or key.kind == DROPOUT:
             return
-        found = parts_of_whole([watch.seen[key].value for watch in watches], self.sizes, one.value, slack)
+        said = layout_of_placements(watches[0].seen[key], len(self.sizes))
+        found = parts_of_whole([watch.seen[key].value for watch in watches], self.sizes, one.value, slack, said)
         if found is None:
             return
         self.layouts[key], parts = found
@@ -186,11 +194,12 @@ class Settled:
 
 
 def parts_of_whole(
-    held: Sequence[Tensor], sizes: Sequence[int], want: Tensor, slack: Tensor
+    held: Sequence[Tensor], sizes: Sequence[int], want: Tensor, slack: Tensor, first: Sequence[MeshLayout] = ()
 ) -> tuple[MeshLayout, list[Tensor]] | None:
     """The layout of whole tensors and shards that fits, and the part of `want` that each rank has, uncopied; None if none fits.
 
-    Where two axes cut one dim, the last may have cut first, as FSDP cuts what tensor parallelism has cut.
+    `first` are tried before all others.  Where two axes cut one dim, the last may have cut first, as FSDP cuts what tensor
+    parallelism has cut.
 
     >>> x = torch.arange(4.0)
     >>> layout, parts = parts_of_whole([x[:2].clone(), x[2:].clone()], [2], x, torch.zeros(()))
@@ -201,7 +210,8 @@ def parts_of_whole(
         return None
     dims = [dim for dim in range(want.dim()) if any(x.shape[dim] != want.shape[dim] for x in held)]
     kinds = [*(AxisLayout("S", dim) for dim in dims), REPLICATED]
-    for axes in itertools.product(*(kinds if size > 1 else [REPLICATED] for size in sizes)):
+    likely = [one.axes for one in first if all(axis in kinds for axis in one.axes)]
+    for axes in [*likely, *itertools.product(*(kinds if size > 1 else [REPLICATED] for size in sizes))]:
         cuts = [axis.dim for axis in axes if axis.kind == "S"]
         if {*cuts} != {*dims}:
             continue

@@ -17,11 +17,13 @@ from torch.utils._pytree import tree_leaves
 from localtensor.errors import Diverged, NotComparable, WrongType
 from localtensor.testing.compare import programs
 from localtensor.testing.compare.comparison import (
+    FINITE,
+    NOT_FINITE,
     Comparison,
     collective_lines,
     comparison_of,
-    has_evidence,
     notes_of_values,
+    nothing_compared,
 )
 from localtensor.testing.compare.divergence import ALL_MOVE, ONE_DEVICE, Divergence, Findings, Sides, first_divergence
 from localtensor.testing.compare.names import NameMap, find_names
@@ -33,6 +35,11 @@ from localtensor.testing.compare_shrink import Smaller, smallest
 from localtensor.testing.compare_tolerance import Noise, Repeated, Settled, Slacks, free_what_is_left, in_double
 
 STEEP = "Compare where rounding does not decide: in float64, or before the function that is so steep."
+TO_PASS = {
+    "optimizer": "Pass its class, or a function of the parameters",
+    "batch": "Pass a tensor, a tuple of arguments, a dict of named ones, or a function that makes one",
+    "inputs": "Pass the tuple of arguments, or a function that makes it",
+}
 WAYS = ("threads", "lockstep", "gloo", "nccl")
 
 
@@ -88,12 +95,17 @@ def compare(
     compare on dp=2: the parallel program computes what one device computes
       compared  12 values; not compared: 0
     """
+    __tracebackhide__ = True  # pytest shows the line that calls it
     _check_mesh(mesh)
     if isinstance(batch, Tensor | tuple | Mapping):
         batch = partial(_given, batch)
     _check_callables(build=build, parallelize=parallelize, batch=batch, loss=loss, optimizer=optimizer)
     if _takes_arguments(build):
-        return compare_functions(build, parallelize, batch, mesh=mesh, loss=loss, seed=seed, on=on, script=script)
+        _check_of_functions(optimizer=optimizer, steps=None if steps == 1 else steps, batch_axes=batch_axes)
+        return compare_functions(
+            build, parallelize, batch, mesh=mesh, loss=loss, seed=seed, on=on, shrink=shrink, script=script,
+            progress=progress,
+        )  # fmt: skip
     axes = programs.batch_axes_of(mesh) if batch_axes is None else tuple(batch_axes)
     _check(mesh, axes, steps, on)
     if script is not None and not Path(script).absolute().parent.is_dir():
@@ -134,14 +146,12 @@ def _compared(
             bound = float(sides.slack(found.key).max())
             notes.append(_write_script(Path(script), less, bound, names))
     done = comparison_of(sides, findings, look, collectives, notes)
-    if findings.divergence is None and not has_evidence(findings):
-        why = "; ".join(dict.fromkeys(findings.not_compared.values())) or "no values"
-        raise NotComparable(
-            f"nothing that the program computes was compared ({why})", "the ranks",
-            f"{STEEP} Else give the modules that `build` and `parallelize` make the same names."
-            if ALL_MOVE in findings.not_compared.values()
-            else "Give the modules that `build` and `parallelize` make the same names.",
-        )  # fmt: skip
+    why = nothing_compared(sides, findings) if findings.divergence is None else ""
+    if why:
+        remedy = "Give the modules that `build` and `parallelize` make the same names."
+        remedy = f"{STEEP} Else give{remedy.removeprefix('Give')}" if ALL_MOVE in why else remedy
+        remedy = FINITE if NOT_FINITE in why else remedy
+        raise NotComparable(f"nothing that the program computes was compared ({why})", "the ranks", remedy)
     return done
 
 
@@ -178,7 +188,9 @@ def compare_functions(
     loss: Callable[[Any], Tensor] | None = None,
     seed: int = 0,
     on: str = "threads",
+    shrink: bool = False,
     script: str | os.PathLike[str] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Compare a function that every rank runs with another that runs on one device, both on equal inputs.
 
@@ -197,8 +209,9 @@ def compare_functions(
       values    2 where one device gives 12 at [0]; 2 of 2 elements differ, by more than 0.0019
       assembles as P(sum) on dp where R was expected, as what reads it takes it for whole
       right before it: input of the whole model, step 0 as R
-      compared  1 values; different: 1; not reached: 0; not compared: 0
+      compared  2 values; different: 1; not reached: 0; not compared: 0
     """
+    __tracebackhide__ = True
     if isinstance(inputs, tuple):
         inputs = partial(_given, inputs)
     for argument, value in (("reference", reference), ("parallel", parallel), ("inputs", inputs)):
@@ -215,7 +228,9 @@ def compare_functions(
         batch_axes=(),
         seed=seed,
         on=on,
+        shrink=shrink,
         script=script,
+        progress=progress,
     )
 
 
@@ -316,6 +331,15 @@ def _takes_arguments(build: Callable[..., Any]) -> bool:
     return any(one.default is inspect.Parameter.empty and one.kind in by_place for one in parameters)
 
 
+def _check_of_functions(**given: object) -> None:
+    for argument, value in given.items():
+        if value is not None:
+            raise NotComparable(
+                "`build` takes arguments, so that functions are compared, and these take no steps on parts of a batch",
+                argument, "Leave it out; or pass a `build` without arguments, which makes the model.",
+            )  # fmt: skip
+
+
 def _same(x: Tensor) -> Tensor:
     return x
 
@@ -342,8 +366,7 @@ def _check_callables(**given: object) -> None:
 
 def _check_callable(call: str, argument: str, value: object) -> None:
     if not callable(value):
-        remedy = "Pass its class, or a function of the parameters" if argument == "optimizer" else "Pass a function"
-        raise WrongType(call, argument, value, "it is not a function", f"{remedy}.")
+        raise WrongType(call, argument, value, "it is not a function", f"{TO_PASS.get(argument, 'Pass a function')}.")
 
 
 def _check_mesh(mesh: object) -> None:

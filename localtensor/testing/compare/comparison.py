@@ -21,6 +21,8 @@ from localtensor.testing.compare_dropout import drop_alike
 MOST_COLLECTIVES = 8  # lines of collectives that a report of a divergence prints
 NO_EVIDENCE = ("parameter", "buffer", "input", DROPOUT)
 """Values with which a program starts: that they are equal does not say that it computes the same."""
+NOT_FINITE = "nothing but NaN or infinity in both"
+FINITE = "Compare from parameters and inputs that give numbers."
 EQUAL, DIFFERS, NOT_COMPARED, NOT_REACHED = "equal", "differs", "not compared", "not reached"
 
 COLUMNS = ("input", "output", "gradient", "parameters", "their gradients", "after the step")
@@ -125,7 +127,9 @@ class Comparison:
         states, differs = Counter(one.state for one in self.values), ""
         if self.divergence is not None:
             differs = f"; different: {states[DIFFERS]}; not reached: {states[NOT_REACHED]}"
-        lines.append(f"  compared  {states[EQUAL]} values{differs}; not compared: {states[NOT_COMPARED]}")
+        lines.append(
+            f"  compared  {states[EQUAL] + states[DIFFERS]} values{differs}; not compared: {states[NOT_COMPARED]}"
+        )
         reasons = Counter(one.reason for one in self.values if one.state == NOT_COMPARED)
         lines += [f"    {count} of which {reason}" for reason, count in reasons.most_common(4)]
         return "\n".join([*lines, *(f"  note      {note}" for note in self.notes)])
@@ -140,9 +144,15 @@ def _key_json(key: Key) -> dict[str, Any]:
     return {"step": key.step, "kind": key.kind, "name": key.name, "call": key.call, "leaf": key.leaf, "value": str(key)}
 
 
-def has_evidence(findings: Findings) -> bool:
-    """Whether anything was compared that a program computes."""
-    return any(key.kind not in NO_EVIDENCE for key in findings.layouts)
+def nothing_compared(sides: Sides, findings: Findings) -> str:
+    """Why no number was compared that a program computes; empty if one was."""
+    computed = [key for key in findings.layouts if key.kind not in NO_EVIDENCE]
+    if not computed:
+        return "; ".join(dict.fromkeys(findings.not_compared.values())) or "no values"
+    values = [sides.reference.seen[key].value for key in computed if not key.kind.startswith("optimizer's")]
+    if values and not any(bool(x.isfinite().any()) or not x.numel() for x in values):
+        return NOT_FINITE
+    return ""
 
 
 def notes_of_values(sides: Sides, findings: Findings) -> list[str]:

@@ -59,6 +59,7 @@ def explanations(
             old = sides.reference.seen[earlier].value
             if old.shape == want.shape and find_layout(held, sizes, old, sides.slack(earlier)) is not None:
                 yield f"it is a stale value, that of {earlier}"
+    yield from _mean_of_means(sides, key, held, want, slack)
     yield from _not_updated(sides, findings, key, held, want, slack)
     yield from _some_ranks(sides, key, held, want, slack)
     yield from _rounded(held, want)
@@ -103,6 +104,20 @@ def _other_sizes(sides: Sides, key: Key, held: Sequence[Tensor], want: Tensor) -
     elif not is_batch and want.numel() not in totals:
         shapes = ", ".join(map(str, sorted({tuple(x.shape) for x in held})))
         yield f"it has shape {shapes} where {sides.name} has {tuple(want.shape)}: the parameters cannot be matched"
+
+
+def _mean_of_means(sides: Sides, key: Key, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> Iterator[str]:
+    """A loss that is right if each rank's counts by the number of its rows."""
+    inputs = [rank.seen.get(Key(key.step, "input", "")) for rank in sides.ranks]
+    rows = [one.value.shape[0] for one in inputs if one is not None and one.value.dim()]
+    if key.kind != "loss" or len(rows) < len(held) or len({*rows}) < 2 or any(x.shape != want.shape for x in held):
+        return
+    weighted = sum((x * n for x, n in zip(held, rows, strict=True)), torch.zeros_like(want)) / sum(rows)
+    if fits(weighted, want, slack):
+        counts = ", ".join(map(str, rows[:8])) + ", ..." * (len(rows) > 8)
+        yield (
+            f"the ranks have {counts} rows, and each takes the mean of its own: the mean of these is not that of all rows"
+        )
 
 
 def _not_updated(

@@ -286,7 +286,10 @@ def _check_made(made: object) -> None:
 
 
 def _optimizer_of(program: TrainingProgram, model: nn.Module) -> torch.optim.Optimizer | None:
-    return None if program.optimizer is None else program.optimizer(model.parameters())
+    made = None if program.optimizer is None else program.optimizer(model.parameters())
+    if made is not None and not isinstance(made, torch.optim.Optimizer):
+        raise NotComparable(f"it gives {type(made).__name__}", "optimizer", "Return a torch.optim.Optimizer.")
+    return made
 
 
 def _train(

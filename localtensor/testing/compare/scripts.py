@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -19,11 +20,13 @@ from localtensor.runner.torchrun import USAGE, Observer, TorchrunOptions, run_sc
 from localtensor.testing.compare import programs
 from localtensor.testing.compare.api import check_repeated
 from localtensor.testing.compare.comparison import (
+    FINITE,
+    NOT_FINITE,
     Comparison,
     collective_lines,
     comparison_of,
-    has_evidence,
     notes_of_values,
+    nothing_compared,
 )
 from localtensor.testing.compare.divergence import Divergence, Findings, Sides, first_divergence
 from localtensor.testing.compare.find_layout import MeshLayout, assemble_layout, find_layout, layout_of_placements
@@ -41,7 +44,7 @@ from localtensor.testing.compare.watch import OF_MODULES, Key, Observation, Regi
 from localtensor.testing.compare_dropout import dropout_off
 from localtensor.testing.compare_tolerance import Noise, Repeated, Slacks, doubling
 
-_ERROR = re.compile(r"[A-Z]\w+: ")  # the line of an error, behind what a script prints
+_ERROR = re.compile(r"[A-Z]\w+: |\S+: error: ")  # the line of an error, argparse's too, behind what a script prints
 IN_PARTS = "values that the ranks of the reference hold in parts"
 FEWER = "values that the reference does not have"
 RAISED = ("RankRaised: run: ", ": this is the first rank that raised")
@@ -89,11 +92,13 @@ def compare_scripts(
     scripts = _Scripts(reference, parallel, mesh, progress)
     sides, findings = _judge(scripts)
     look = None if findings.divergence is None else _look(scripts, sides, findings, findings.divergence)
-    if findings.divergence is None and not has_evidence(findings):
-        raise NotComparable(
-            "no value of one has its counterpart in the other", "the scripts",
-            "Both have to call the same modules; values of modules, gradients, parameters and losses are compared.",
-        )  # fmt: skip
+    why = nothing_compared(sides, findings) if findings.divergence is None else ""
+    if why:
+        remedy = "Both have to call the same modules; values of modules, gradients, parameters and losses are compared."
+        remedy = "Take a reference of one rank." if why == IN_PARTS else remedy
+        found = NOT_FINITE in why or why == IN_PARTS
+        problem = "no value was compared" if found else "no value of one has its counterpart in the other"
+        raise NotComparable(f"{problem} ({why})", "the scripts", FINITE if NOT_FINITE in why else remedy)
     return comparison_of(sides, findings, look, scripts.calls, tuple(dict.fromkeys(scripts.notes)))
 
 
@@ -243,11 +248,13 @@ class _Whole:
         rows = {key.step: one.value.shape[0] for key, one in self.ranks[0].seen.items() if self._is_batch_in_parts(key)}
         for key, one in self.ranks[0].seen.items():
             held = [rank.seen.get(key) for rank in self.ranks]
-            said = layout_of_placements(one, 1)
+            on_all = math.prod(one.sizes) == len(self.ranks)  # and not on a part of them
+            said = layout_of_placements(one, len(one.sizes)) if on_all else []
             parts = key.kind in OF_MODULES and one.value.shape[:1] == (
                 rows.get(key.step),
             )  # equal rows, as of positions
-            if not parts and all(x is not None and x.placements is None for x in held) and self._alike(key):
+            plain = len(held) == 1 or all(x is not None and x.placements is None for x in held)
+            if not parts and plain and self._alike(key):
                 self.layouts[key] = None
             elif said and None not in held:
                 self.layouts[key] = said[0]
@@ -271,7 +278,7 @@ class _Whole:
             if len(held) < len(ranks):
                 continue
             values = [x.value for x in held]
-            whole = values[0] if layout is None else assemble_layout(values, [len(ranks)], layout)
+            whole = values[0] if layout is None else assemble_layout(values, held[0].sizes, layout)
             if whole is not None:
                 made.seen[key] = Observation(whole, None, held[0].place)
         return made

@@ -69,13 +69,14 @@ class Key(NamedTuple):
 class Observation:
     """The tensor that one rank holds: local part, placements of a DTensor (None of others), and the user's line.
 
-    `drawn` is what a dropout draws for it.
+    `drawn` is what a dropout draws for it; `sizes` are those of the axes of a DTensor's mesh.
     """
 
     value: Tensor
     placements: tuple[Any, ...] | None = None
     place: Place | None = None
     drawn: Drawn | None = None
+    sizes: tuple[int, ...] = ()
 
 
 class Region(NamedTuple):
@@ -162,14 +163,16 @@ class Watch:
                 self._keep(key, value, place)
 
     def _keep(self, key: Key, value: Tensor, place: Place | None) -> None:
-        placements = tuple(value.placements) if isinstance(value, DTensor) else None
+        made = Observation(value, None, place)
+        if isinstance(value, DTensor):
+            made = Observation(value, tuple(value.placements), place, sizes=tuple(value.device_mesh.shape))
         local = value.detach()
         local = local.to_local() if isinstance(local, DTensor) else local
         local = local.wait() if hasattr(local, "wait") else local
         if local.layout == torch.strided:
-            self._keep_local(key, local, placements, place)
+            self._keep_local(key, local, made)
 
-    def _keep_local(self, key: Key, local: Tensor, placements: tuple[Any, ...] | None, place: Place | None) -> None:
+    def _keep_local(self, key: Key, local: Tensor, made: Observation) -> None:
         if self.sink is not None:
             self.sink(key, local)
             return
@@ -177,7 +180,7 @@ class Watch:
         if same is not None and same.value.shape == local.shape and torch.equal(same.value, local):
             self.seen[key] = same
         else:
-            self.seen[key] = Observation(self._copy(key, local), placements, place)
+            self.seen[key] = replace(made, value=self._copy(key, local))
         if self.kept is not None:
             self.kept(self, key)
 
@@ -260,9 +263,8 @@ class Watch:
         return found[0]
 
     def _hooks(self, name: str, module: nn.Module) -> tuple[Any, list[Any]]:
-        if type(module) in _transparent() or (
-            name and type(module) is nn.Identity
-        ):  # which stages have for what others have
+        stands_in = bool(name) and type(module) is nn.Identity  # which stages have for what others have
+        if isinstance(module, _transparent()) or stands_in:  # FSDP makes a subclass of what it shards
             return None, []
         takes, gives = self.edges.get(id(module), (True, True))
         if not takes and not gives:

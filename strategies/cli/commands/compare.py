@@ -8,7 +8,7 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from localtensor.errors import LocalTensorError
+from localtensor.errors import LocalTensorError, NoRanks, NoSuchScript
 from localtensor.runner.torchrun import TorchrunOptions, checked_script
 from strategies.base.options import BadOption
 from strategies.base.progress import error_console
@@ -32,8 +32,8 @@ def run(options: CompareOptions) -> int:
             problem = "the script would be compared with itself"
             raise BadOption(CALL, "-n", parallel.ranks, problem, f"Pass -n 2, or a reference: '{parallel.name} -n 4'.")
         mesh = _mesh(options, parallel.ranks)
-        for script in (parallel, reference):
-            checked_script(script)
+        checked_script(parallel)
+        _check_reference(reference)
     except (LocalTensorError, SyntaxError) as error:
         said = f"{CALL}: {error}." if isinstance(error, SyntaxError) else str(error)
         return fail(said.replace("localtensor run:", f"{CALL}:", 1).replace("run:", f"{CALL}:", 1), EXIT_USAGE)
@@ -51,6 +51,15 @@ def run(options: CompareOptions) -> int:
     files = [(options.json, as_json(done))] if options.json is not None else []
     files += [(options.html, done.as_html())] if options.html is not None else []
     return deliver_text(f"{done}\n", files, EXIT_CLEAN if done.divergence is None else EXIT_WRONG)
+
+
+def _check_reference(script: TorchrunOptions) -> None:
+    """Raises as `checked_script`, with the option that names the reference."""
+    try:
+        checked_script(script)
+    except (NoSuchScript, NoRanks) as error:
+        _, _, problem = str(error).split(": ", 2)
+        raise LocalTensorError(f"{CALL}: --reference: {problem}") from None
 
 
 def as_json(done: Comparison) -> str:

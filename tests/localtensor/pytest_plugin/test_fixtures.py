@@ -271,7 +271,14 @@ def test_compare_is_that_of_the_library_with_the_options_of_the_session(tried):
         def test_wrong(compare):
             compare.functions(lambda x: x.sum(0), lambda x, mesh: x.chunk(2)[mesh.get_rank()].sum(0),
                               lambda: (torch.arange(8.0).view(4, 2),), mesh={"dp": 2})
+
+        def test_without_the_fixture():
+            localtensor.compare(lambda: nn.Linear(4, 2), lambda m, mesh: nn.Linear(4, 2), torch.ones(4, 4), mesh={"tp": 2})
     """
-    result = tried(text)
-    result.assert_outcomes(passed=1, failed=1)
-    assert "an all_reduce over dp is missing" in result.text
+    result = tried(text.replace("import torch", "import localtensor, torch", 1))
+    result.assert_outcomes(passed=1, failed=2)
+    assert (
+        "an all_reduce over dp is missing" in result.text
+        and "the parallel program differs from one device" in result.text
+    )
+    assert "def compare" not in result.text  # whose lines are not the user's

@@ -95,7 +95,7 @@ WRONG = {
     "compare none.py -n 2": "localtensor compare: script: none.py: there is no such file.",
     "compare train.py -n 0 --reference train.py": "localtensor compare: ranks: ranks=0: a group has at least one rank",
     "compare train.py -n 2 --reference 'train.py -n x'": "localtensor compare: --reference: 'train.py -n x': -n needs a number",
-    "compare train.py -n 2 --reference none.py": "localtensor compare: script: none.py: there is no such file.",
+    "compare train.py -n 2 --reference none.py": "localtensor compare: --reference: none.py: there is no such file.",
     "compare train.py -n 2 --mesh dp=3": "localtensor compare: --mesh: 'dp=3': it has 3 ranks, and the parallel script has 2.",
     "compare train.py -n 2 --html no/page.html": "localtensor compare: --html: no/page.html: its folder is not there.",
     "discover add --ranks 1": "localtensor discover: --ranks: 1: a rule needs at least 2 ranks.",

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -54,6 +55,21 @@ def test_right_programs_pass_and_say_what_was_compared(parallelize, mesh):
     shards = {"dp": "S(0)", "tp": "R"}
     assert done.layouts["input of 0.up, step 1"] == ", ".join(shards[axis] for axis in mesh)
     assert "computes what one device computes" in str(done)
+
+
+def test_constant_parameters_have_the_layout_that_their_placements_say():
+    mesh = {"dp_replicate": 2, "dp_shard": 2}
+    done = lt.compare(Block, lambda model, mesh: fully_shard(model, mesh=mesh), mesh=mesh, **TRAINED)
+    assert done.layouts["parameter of norm.weight, step 0"] == "R, S(0)" and not done.notes
+
+
+def test_a_checkpointed_module_that_is_sharded_too_is_compared():
+    def parallelize(model, mesh):
+        model[0] = fully_shard(checkpoint_wrapper(model[0]), mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    done = lt.compare(build, parallelize, mesh={"dp": 2}, **TRAINED)
+    assert done.layouts["output of 0, step 1"] == "S(0)" and not done.not_compared
 
 
 class Drops(nn.Module):
@@ -273,18 +289,22 @@ def noisy():
     ({"mesh": {"dp": 2}, "loss": lambda y: y}, r"loss: it gives a tensor of shape \(4, 8\)"),
     ({"mesh": {"dp": 2}, "batch": lambda: [torch.ones(4, 8)]}, "batch: it gives list"),
     ({"mesh": {"dp": 2}, "batch": lambda: "rows"}, "batch: it gives str"),
+    ({"mesh": {"dp": 2}, "build": lambda: None}, "build: it gives NoneType"),
+    ({"mesh": {"dp": 2}, "optimizer": list}, "optimizer: it gives list"),
     ({"mesh": {"dp": 2}, "loss": lambda y: y.mean() * torch.rand(()) * next(iter([1])) + id(y) % 97}, "differs between two runs"),
 ])  # fmt: skip
 def test_bad_input_is_one_sentence(options, words):
     with pytest.raises(NotComparable, match=words):
-        lt.compare(build, replicated, **{**TRAINED, **options})
+        lt.compare(**{"build": build, "parallelize": replicated, **TRAINED, **options})
 
 
-@pytest.mark.parametrize(
-    ("argument", "value"), [("batch", [torch.ones(4, 8)]), ("optimizer", torch.optim.SGD([torch.ones(1)]))]
-)
-def test_what_is_no_function_is_of_a_wrong_type(argument, value):
-    with pytest.raises(WrongType, match=f"^compare: {argument}: .*it is not a function"):
+@pytest.mark.parametrize(("argument", "value", "remedy"), [
+    ("batch", [torch.ones(4, 8)], "Pass a tensor, a tuple of arguments, a dict of named ones, or a function"),
+    ("optimizer", torch.optim.SGD([torch.ones(1)]), "Pass its class"),
+    ("loss", 1, "Pass a function"),
+])  # fmt: skip
+def test_what_is_no_function_is_of_a_wrong_type(argument, value, remedy):
+    with pytest.raises(WrongType, match=f"^compare: {argument}: .*it is not a function.*{remedy}"):
         lt.compare(build, replicated, **{**TRAINED, "mesh": {"dp": 2}, argument: value})
 
 
@@ -346,10 +366,17 @@ def test_parameters_without_a_counterpart_are_noted():
 
 
 def test_nan_in_both_is_noted():
-    done = lt.compare(
-        lambda: nn.Linear(8, 8), replicated, mesh={"dp": 2}, batch=lambda: torch.full((4, 8), torch.nan), loss=square
-    )
+    rows = torch.tensor([torch.nan, 1.0, 1.0, 1.0])[:, None] * torch.ones(8)
+    done = lt.compare(lambda: nn.Linear(8, 8), replicated, rows, mesh={"dp": 2}, loss=square)
     assert done.divergence is None and any("NaN or infinity in both" in note for note in done.notes)
+
+
+@pytest.mark.parametrize("optimizer", [None, torch.optim.AdamW])  # whose count of steps is a number nevertheless
+def test_nothing_but_nan_in_both_is_no_pass(optimizer):
+    options = {"batch": torch.full((4, 8), torch.nan), "loss": square, "optimizer": optimizer, "mesh": {"dp": 2}}
+    with pytest.raises(NotComparable, match="nothing but NaN or infinity in both") as refused:
+        lt.compare(lambda: nn.Linear(8, 8), lambda model, mesh: model, **options)
+    assert "\n" not in str(refused.value)
 
 
 def square(y):
@@ -414,6 +441,17 @@ def test_functions_are_compared_by_their_results():
     assert lt.compare_functions(lambda x: x.mean(0), mean, inputs, mesh={"dp": 2}).divergence is None
     with pytest.raises(Diverged, match="2 times too small"):
         lt.compare_functions(lambda x: x.sum(0) / 2, mean, inputs, mesh={"dp": 2})
+
+
+def test_functions_take_the_options_of_a_comparison_or_refuse_them():
+    runs, rows = [], torch.randn(4, 3)
+    done = lt.compare(lambda x: x.sum(0), lambda x: x.sum(0), (rows,), mesh={"dp": 2}, progress=runs.append)
+    assert done.divergence is None and "2 ranks" in runs
+    with pytest.raises(Diverged, match=r"note .*the same shows with"):
+        lt.compare(lambda x: x.sum(0), lambda x: x.sum(0) / 3, (rows,), mesh={"dp": 2}, shrink=True)
+    for option in ({"optimizer": torch.optim.SGD}, {"steps": 2}, {"batch_axes": ["dp"]}):
+        with pytest.raises(NotComparable, match=f"{next(iter(option))}: .* functions"):
+            lt.compare(lambda x: x.sum(0), lambda x: x.sum(0), (rows,), mesh={"dp": 2}, **option)
 
 
 LABELS = torch.tensor([1.0, -1.0, 1.0, -1.0])

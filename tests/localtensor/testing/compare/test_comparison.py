@@ -61,6 +61,12 @@ def test_the_json_obeys_its_schema(which, request):
         assert first["value"] == written["divergence"]["value"] == "gradient of 1.down.bias, step 0"
 
 
+def test_values_that_differ_are_among_those_that_were_compared(faulty):
+    differ = sum(one.state == "differs" for one in faulty.values)
+    compared = f"compared  {len(faulty.values)} values; different: {differ}; not reached: 0; not compared: 0"
+    assert differ > 4 and compared in str(faulty)
+
+
 class Page(HTMLParser):
     def __init__(self, text):
         super().__init__()

@@ -276,6 +276,17 @@ def test_a_gradient_is_expected_as_its_parameter_is():
     assert found.expected.layout == "R, S(1)"
 
 
+def test_a_mean_of_means_over_uneven_rows_is_named():
+    def parallelize(model, mesh):
+        return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group())
+
+    found = divergence(parallelize, {"dp": 2}, batch=lambda: torch.randn(7, 4))
+    what = "the ranks have 4, 3 rows, and each takes the mean of its own: the mean of these is not that of all rows"
+    assert (str(found.key), found.what) == ("the loss, step 0", what)
+    other = divergence(parallelize, {"dp": 2}, batch=lambda: torch.randn(7, 4), loss=lambda y: y.square().mean() ** 2)
+    assert other.key == found.key and other.what == "wrong values"
+
+
 def test_placements_that_are_wrong_are_noted_where_the_values_are_right():
     class Replicas(nn.Linear):
         def forward(self, x):

@@ -236,10 +236,11 @@ def test_gradients_that_are_never_reduced_are_told(script):
         ("import os, torch\ntorch.nn.Linear(2, 2)(torch.tensor([[1.0, int.from_bytes(os.urandom(3), 'big')]]))", "two runs from one seed"),
         ("import torch\nprint(torch.ones(2))", "no value of one has its counterpart in the other"),
         ("import torch, sys\nm = torch.nn.Linear(2, 2)\nm(torch.ones(2))\nif int(__import__('os').environ['WORLD_SIZE']) > 1: raise ValueError('lost')", "ValueError: lost"),
+        ("import argparse\nargparse.ArgumentParser('train.py').parse_args(['--size'])", "error: unrecognized arguments: --size"),
         ("import torch, sys\nm = torch.nn.Linear(2, 2)\nm(torch.ones(2))\nprint('some words', file=sys.stderr)\nraise ValueError('lost')", "rank 0: ValueError: lost at train.py:5"),
         ("import os, torch\nm = (torch.nn.Linear if os.environ['WORLD_SIZE'] == '1' else torch.nn.ReLU)(*[2, 2][: 2 * (os.environ['WORLD_SIZE'] == '1')])\nif os.environ['WORLD_SIZE'] == '1': m(torch.ones(2))", "no value of one has its counterpart in the other"),
     ],
-    ids=["not deterministic", "no modules", "a rank dies", "a rank prints and dies", "no counterpart"],
+    ids=["not deterministic", "no modules", "a rank dies", "a usage error", "a rank prints and dies", "no counterpart"],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_said_in_one_sentence(script, text, problem):
     with pytest.raises(NotComparable, match=problem) as refused:
@@ -270,7 +271,7 @@ class Model(nn.Module):
 
 model = Model()
 if "nan" in sys.argv:
-    model.head.weight.data.fill_(torch.nan)
+    model.head.weight.data[0, 0] = torch.nan
 model = DistributedDataParallel(model)
 batch = torch.randn(16 if "larger" in sys.argv and ranks == 4 else 8, 4, 8)
 if "dies" in sys.argv and rank == 1:
@@ -338,10 +339,10 @@ def test_a_real_rank_that_dies_is_one_sentence(script, last, problem):
     assert "localtensor run --on gloo -n 2 " in str(refused.value)
 
 
-def test_nan_in_both_is_noted(script):
+def test_nothing_but_nan_in_both_is_no_pass(script):
     text = "import torch\ntorch.manual_seed(0)\ntorch.nn.Linear(2, 2)(torch.full((2,), torch.nan))"
-    done = compare_scripts(script(text), script(text, ranks=2))
-    assert done.divergence is None and any("NaN or infinity in both" in note for note in done.notes)
+    with pytest.raises(NotComparable, match="nothing but NaN or infinity in both"):
+        compare_scripts(script(text), script(text, ranks=2))
 
 
 def test_other_batches_are_noted(script):
@@ -376,3 +377,38 @@ def test_the_groups_of_a_rank_are_where_we_look():
         return {ranks: name for ranks, name in seen.groups.items() if name.startswith("mesh_")}
 
     assert lt.run(groups, ranks=4, leftovers="ignore").values[0] == {(0, 1): "mesh_tp", (0, 2): "mesh_dp"}
+
+
+TWO_WAYS = """
+import os, sys
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+ranks = int(os.environ["WORLD_SIZE"])
+mesh = init_device_mesh("cpu", (max(ranks // 2, 1), min(ranks, 2)), mesh_dim_names=("dp", "tp"))
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+if "slice" not in sys.argv:
+    fully_shard(model, mesh=mesh["dp"])
+rows = torch.randn(8, 4).chunk(mesh["dp"].size())[mesh["dp"].get_local_rank()]
+(model(rows).square().mean() * (3 if "scaled" in sys.argv and ranks == 4 else 1)).backward()
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_reference_on_a_mesh_of_two_axes_is_put_together(script, ranks):
+    done = compare_scripts(script(TWO_WAYS, ranks=ranks), script(TWO_WAYS, ranks=4))
+    assert done.divergence is None and not {
+        one for one in done.not_compared if one.startswith(("gradient of 0.weight", "parameter"))
+    }
+    found = compare_scripts(script(TWO_WAYS, "scaled", ranks=ranks), script(TWO_WAYS, "scaled", ranks=4)).divergence
+    assert found is not None
+
+
+def test_a_reference_with_tensors_on_a_slice_of_its_mesh_is_no_false_alarm(script):
+    with pytest.raises(NotComparable, match=r"hold in parts.* Take a reference of one rank"):
+        compare_scripts(script(TWO_WAYS, "slice", ranks=4), script(TWO_WAYS, "slice", ranks=2))

@@ -79,6 +79,8 @@ def test_a_forgotten_all_reduce_is_1_and_named(compare, tmp_path):
     (["train.py", "-n", "2", "--reference", "train.py -n 2"], "-n: 2: the script would be compared with itself"),
     (["nowhere.py", "-n", "2"], "nowhere.py: there is no such file"),
     (["train.py", "-n", "2", "--reference", "'"], "--reference"),
+    (["train.py", "-n", "2", "--reference", "nowhere.py"], "--reference: nowhere.py: there is no such file"),
+    (["train.py", "-n", "2", "--reference", "train.py -n 0"], "--reference: ranks=0: a group has at least one rank"),
     (["train.py", "-n", "2", "--mesh", "dp=3"], "mesh"),
     (["train.py", "-n", "2", "--on", "mpi"], "on='mpi': there is no such way to run"),
 ])  # fmt: skip
