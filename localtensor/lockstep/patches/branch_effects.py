@@ -92,12 +92,17 @@ def _members(name: str, value: Any) -> list[Any] | None:
         return [value.func, *value.args, *value.keywords.values()]
     held = [*_of_container(name, value)]
     attributes = [*vars(value).items()] if hasattr(value, "__dict__") else []
-    slots = [one for kind in type(value).__mro__ for one in np.atleast_1d(getattr(kind, "__slots__", ())).tolist()]
+    slots = [one for kind in type(value).__mro__ for one in _slots_of(kind)]
     held += [one for pair in attributes for one in pair]
     held += [getattr(value, one) for one in slots if hasattr(value, one) and not one.startswith("__")]
     if held or attributes or slots or isinstance(value, _CONTAINERS):
         return [*held, type(value)]
     return None
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _of_container(name: str, value: Any) -> Iterator[Any]:
@@ -118,9 +123,12 @@ def _of_container(name: str, value: Any) -> Iterator[Any]:
         yield None if value.gi_frame is None else value.gi_frame.f_lasti
     elif hasattr(value, "__next__"):
         try:
-            yield str(value.__reduce__()[1:])
+            _, given, *state = value.__reduce__()
         except TypeError:
             raise NotInLockstep(f"if: {name}", "it is read on some ranks only, and is one iterator for all") from None
+        yield from given  # those that it reads, which have a state of their own
+        for one in state:
+            yield from one if isinstance(one, tuple) else (one,)
 
 
 def _of_function(function: FunctionType) -> Iterator[Any]:

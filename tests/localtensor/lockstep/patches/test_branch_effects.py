@@ -36,6 +36,16 @@ class Slotted:
         self.value += 1
 
 
+class Documented:
+    __slots__ = {"value": "a number"}
+
+    def __init__(self):
+        self.value = 0
+
+    def add(self):
+        self.value += 1
+
+
 def nested():
     box = Box()
     box.inner = Box()
@@ -82,6 +92,10 @@ DONE = {
     "of a global that a function names": (count, lambda x: x()),
     "rebind a global in a function": (rebind, lambda x: x()),
     "take from an iterator": (iter([1, 2]), next),
+    "take from an iterator of iterators": (zip([1, 2], [3, 4], strict=True), next),
+    "take from a map": (map(abs, [1, 2]), next),
+    "take from an iterator of a dict": (iter({1: 2, 3: 4}), next),
+    "set a slot that a dict documents": (Documented(), lambda x: x.add()),
     "take from a generator": ((i for i in range(3)), next),
     "draw a random number": (random.Random(0), lambda x: x.random()),
     "draw one of numpy's": (np.random.default_rng(0), lambda x: x.random()),
