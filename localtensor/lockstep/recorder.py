@@ -30,7 +30,7 @@ from localtensor.collectives.trace.clock import modelled_events, set_clock
 from localtensor.collectives.trace.events import Recording
 from localtensor.collectives.trace.memory import BUFFERS, OTHER, PARAMETERS, MemoryOfRanks, Peak
 from localtensor.collectives.trace.module_spans import ModuleSpans
-from localtensor.collectives.trace.op_watch import flops_of, shape_of, traits_of_op
+from localtensor.collectives.trace.op_watch import DETACH, flops_of, shape_of, traits_of_op
 from localtensor.collectives.trace.output import check_file, problem_text, trace_path, write_file
 from localtensor.collectives.trace.recorder import Recorder
 from localtensor.errors.base import rank_names
@@ -129,9 +129,11 @@ class LockstepRecorder(Recorder):
         return issubclass(kind, DTensor) and torch._C._get_dispatch_mode(_FAKE) is None
 
     def op_of_dtensors(self, mode: Any, func: torch._ops.OpOverload, args: Args, kwargs: Kwargs) -> Any:
-        """Runs an op on DTensors under the mode; its span has their placements."""
-        event = self._lane.begin_op(traits_of_op(func).name, place_of_frame(sys._getframe(2)))
-        event.takes = tuple([x._spec for x in tree_leaves((args, kwargs)) if isinstance(x, DTensor)])
+        """Runs an op on DTensors under the mode; its span has their placements.  `detach` has none, as on rank threads."""
+        event = None
+        if func is not DETACH:
+            event = self._lane.begin_op(traits_of_op(func).name, place_of_frame(sys._getframe(2)))
+            event.takes = tuple([x._spec for x in tree_leaves((args, kwargs)) if isinstance(x, DTensor)])
         self._passes_on = True
         _python_dispatch._push_mode(mode)
         try:
@@ -139,8 +141,10 @@ class LockstepRecorder(Recorder):
         finally:
             _python_dispatch._pop_mode()
             self._passes_on = False
-            self._lane.end_op(event)
-        event.gives = tuple([x._spec for x in tree_leaves(done) if isinstance(x, DTensor)])
+            if event is not None:
+                self._lane.end_op(event)
+        if event is not None:
+            event.gives = tuple([x._spec for x in tree_leaves(done) if isinstance(x, DTensor)])
         return done
 
     def called(self, kind: str, reads: Sequence[Tensor], groups: Sequence[Sequence[int]], place: Place | None) -> None:

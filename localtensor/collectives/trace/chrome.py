@@ -23,6 +23,8 @@ from functools import lru_cache
 from itertools import chain, islice
 from typing import IO, Any
 
+import numpy as np
+
 from localtensor.collectives.rendezvous import Contribution
 from localtensor.collectives.trace.events import (
     CALL,
@@ -46,6 +48,7 @@ COLOURS = {
     "forward": "good", "backward": "rail_idle", "op": "grey", "written redistribution": "rail_response",
     "implicit redistribution": "terrible", "call": "thread_state_iowait", "wait": "bad", "garbage collection": "black",
 }  # fmt: skip
+DURATION = ',"dur":%.3f'
 _AT_ONCE = 256  # lines that are written together
 
 quoted = lru_cache(1 << 14)(json.dumps)
@@ -69,14 +72,9 @@ def write_chrome(recording: Recording, file: IO[str], more: Iterable[str] = ()) 
 def trace_events(recording: Recording) -> Iterator[str]:
     """The events of the real clock, each as JSON."""
     yield from names_of(REAL, "ranks: real time of the simulation", FIRST_THREAD, recording.lanes)
-    began, args, heads = recording.began, _Args(), Heads(REAL)
+    began, forms = recording.began, _Forms()
     for event in sorted(recording.events, key=lambda event: (event.start, -event.end)):
-        start = event.start - began
-        head = heads.of(event, FIRST_THREAD + event.rank)
-        if event.kind in (RANDOM, ERROR):
-            yield f'{head},"ts":{start / 1000:.3f}{args.of(event)}}}'
-        else:
-            yield span_text(head, start, event.end - began, args.of(event))
+        yield forms.text(event, event.start - began)
     number = 0
     for event in recording.of(WAIT):
         late = event.late
@@ -97,18 +95,22 @@ def _memory(recording: Recording) -> Iterator[str]:
     Each event counts all kinds that the rank ever holds: chrome://tracing takes the kinds of a counter from its first
     event, and Perfetto keeps the last value of one that is left out.
     """
-    ever: list[set[str]] = [set() for _ in recording.lanes]
-    samples = recording.memory
-    for rank, _, held in samples:
-        ever[rank] |= {kind for kind, size in held.items() if size}
-    kinds = [[(kind, quoted(kind)) for kind in KINDS if kind in found] for found in ever]
-    heads = [
-        f'{{"name":{quoted(f"memory of {lane}")},"ph":"C","pid":{REAL},"tid":{FIRST_THREAD + rank},"ts":'
-        for rank, lane in enumerate(recording.lanes)
-    ]
-    for rank, at, held in samples:
-        sizes = ",".join([f"{name}:{held[kind]}" for kind, name in kinds[rank]])
-        yield f'{heads[rank]}{(at - recording.began) / 1000:.3f},"args":{{{sizes}}}}}'
+    rows = np.frombuffer(recording.samples, np.int64).reshape(-1, 2 + len(KINDS))
+    for rank, lane in enumerate(recording.lanes):
+        of_rank = rows[rows[:, 0] == rank]
+        times = ((of_rank[:, 1] - recording.began) / 1000).tolist()
+        sizes = of_rank[:, 2:]
+        kinds = sizes.any(axis=0).nonzero()[0]
+        form = _form_of_sample(rank, lane, kinds.tolist())
+        for time, held in zip(times, sizes[:, kinds].tolist()):
+            yield form % (time, *held)
+
+
+def _form_of_sample(rank: int, lane: str, kinds: list[int]) -> str:
+    """The text of a rank's samples, into which the time and the bytes of these kinds go by `%`."""
+    name = quoted(f"memory of {lane}").replace("%", "%%")
+    sizes = ",".join([f"{quoted(KINDS[kind])}:%d" for kind in kinds])
+    return f'{{"name":{name},"ph":"C","pid":{REAL},"tid":{FIRST_THREAD + rank},"ts":%.3f,"args":{{{sizes}}}}}'
 
 
 def names_of(process: int, name: str, first: int, threads: list[str]) -> Iterator[str]:
@@ -153,27 +155,49 @@ class Heads:
         return head
 
 
-class _Args:
-    """What a viewer shows of events beside their names and times."""
+class _Forms:
+    """The texts of events, into which times go by `%`.  Those that are alike are made once."""
 
     def __init__(self) -> None:
         # By ids, of what the recording keeps alive: the hash of a place or a spec is computed in Python.
+        self._forms: dict[tuple[Any, ...], str] = {}
         self._lines: dict[int, str] = {}
         self._specs: dict[int, str] = {}
-        self._ops: dict[tuple[Any, ...], str] = {}
-        self._calls: dict[tuple[Any, ...], str] = {}
+        self._heads = Heads(REAL)
 
-    def of(self, event: Event) -> str:
-        """The member `args` with a comma before it, as JSON; empty if there is nothing to show."""
-        if event.takes or event.gives:
-            key = (id(event.place), event.module, *map(id, event.takes), None, *map(id, event.gives), id(event.facts))
-            text = self._ops.get(key)
-            if text is None:
-                text = self._ops[key] = self._made(event)
-            return text
-        return self._made(event)
+    def text(self, event: Event, start: int) -> str:
+        """The text of an event that begins so many nanoseconds after the recording."""
+        kind, part = event.kind, event.part
+        key: tuple[Any, ...] = (kind, event.name, event.rank, id(event.place), event.module, event.bytes)
+        number: tuple[int, ...] = ()
+        if event.takes:
+            key += (*map(id, event.takes), None, *map(id, event.gives))
+        elif kind == CALL and part is not None:
+            key += (part.group.ranks, part.tensors, part.layout, part.op, part.root, part.peer, part.implicit)
+            number = () if part.number < 0 else (part.number,)  # in lockstep calls have none
+        elif kind == WAIT and event.late is not None:
+            key += (event.late.rank,)
+        if event.facts:
+            key += tuple(event.facts.items())
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms[key] = self._form(event)
+        if kind in (RANDOM, ERROR):
+            return form % (start / 1000)
+        return form % (start / 1000, max(event.end - event.start, 1) / 1000, *number)
 
-    def _made(self, event: Event) -> str:
+    def _form(self, event: Event) -> str:
+        head, args = (
+            text.replace("%", "%%") for text in (self._heads.of(event, FIRST_THREAD + event.rank), self._args(event))
+        )
+        part = event.part
+        if event.kind == CALL and part is not None and part.number >= 0:
+            args += ',"number":%d'
+        args = f',"args":{{{args}}}' if args else ""
+        return f'{head},"ts":%.3f{"" if event.kind in (RANDOM, ERROR) else DURATION}{args}}}'
+
+    def _args(self, event: Event) -> str:
+        """What a viewer shows of an event beside its name and times: the members of `args` as JSON."""
         kind, place, parts = event.kind, event.place, []
         if place is not None:
             line = self._lines.get(id(place))
@@ -182,8 +206,6 @@ class _Args:
             parts.append(line)
         if event.module and kind not in MODULES:
             parts.append(f'"module":{quoted(event.module)}')
-        if event.part is not None and kind == CALL:
-            parts.append(self._call(event.part))
         if event.late is not None and kind == WAIT:
             parts.append(f'"for":"rank {event.late.rank}"')
         if kind in REDISTRIBUTIONS:
@@ -193,7 +215,9 @@ class _Args:
         for name, specs in (("takes", event.takes), ("gives", event.gives)):
             if specs:
                 parts.append(f'"{name}":{quoted(", ".join(map(self._spec, specs)))}')
-        return f',"args":{{{",".join(parts)}}}' if parts else ""
+        if event.part is not None and kind == CALL:
+            parts.append(_call_text(event.part))
+        return ",".join(parts)
 
     def _spec(self, spec: Any) -> str:
         text = self._specs.get(id(spec))
@@ -201,15 +225,12 @@ class _Args:
             text = self._specs[id(spec)] = str(TracedSpec.of(spec))
         return text
 
-    def _call(self, part: Contribution) -> str:
-        """The members of a call; those of calls that differ in their number alone are made once."""
-        key = (part.group.ranks, part.tensors, part.layout, part.op, part.root, part.peer, part.implicit)
-        text = self._calls.get(key)
-        if text is None:
-            call, axis = part.call(), part.group.axis()
-            found: dict[str, Any] = {"axis": axis_text(part), "bytes": call.bytes, "tensors": ", ".join(call.tensors)}
-            found |= {} if axis is None else {"group": ",".join(map(str, call.group))}
-            found |= {name: value for name in ("op", "root", "peer") if (value := getattr(call, name)) is not None}
-            found |= {"implicit": True} if call.implicit else {}
-            text = self._calls[key] = json.dumps(found, separators=(",", ":"))[1:-1]
-        return text if part.number < 0 else f'{text},"number":{part.number}'  # in lockstep calls have none
+
+def _call_text(part: Contribution) -> str:
+    """The members of a call."""
+    call, axis = part.call(), part.group.axis()
+    found: dict[str, Any] = {"axis": axis_text(part), "bytes": call.bytes, "tensors": ", ".join(call.tensors)}
+    found |= {} if axis is None else {"group": ",".join(map(str, call.group))}
+    found |= {name: value for name in ("op", "root", "peer") if (value := getattr(call, name)) is not None}
+    found |= {"implicit": True} if call.implicit else {}
+    return json.dumps(found, separators=(",", ":"))[1:-1]

@@ -46,8 +46,8 @@ class Modelled:
         return 1 - sum(self.compute) / whole if whole else 0.0
 
 
-def set_clock(recording: Recording, links: Links) -> Modelled:
-    """Sets `begins` and `ends` of all events of a recording.
+def set_clock(recording: Recording, links: Links, *, ops: bool = True) -> Modelled:
+    """Sets `begins` and `ends` of all events of a recording, or of all but single ops, which are most.
 
     `unused_axes` of the result are mesh axes that the links name and that no call of the run has, `unnamed_axes` those of
     calls that the links do not name, if they name any: these calls have the links within and between nodes.
@@ -55,18 +55,13 @@ def set_clock(recording: Recording, links: Links) -> Modelled:
     clock = _Clock(recording, links)
     points: list[tuple[int, int]] = []  # twice the time, and one more for an end; the event's number
     for number, event in enumerate(recording.events):
-        points.append((2 * event.start, number))
-        points.append((2 * max(event.end, event.start) + 1, number))
+        if ops or event.kind != OP:
+            points.append((2 * event.start, number))
+            points.append((2 * max(event.end, event.start) + 1, number))
     points.sort()
-    events, idle, begin, end = recording.events, clock.idle, clock.begin, clock.end
+    events, begin, end = recording.events, clock.begin, clock.end
     for time, number in points:
-        event = events[number]
-        if event.kind != OP:
-            (end if time & 1 else begin)(event)
-        elif time & 1:
-            event.ends = event.busy_end + idle[event.rank]
-        else:
-            event.begins = event.busy_start + idle[event.rank]
+        (end if time & 1 else begin)(events[number])
     ends = (busy + idle for busy, idle in zip(recording.busy, clock.idle, strict=True))
     done = Modelled(max(ends, default=0.0), list(recording.busy), [0.0] * recording.ranks)
     for event in recording.events:

@@ -34,6 +34,7 @@ from localtensor.layout.spec import shape_text
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _get_mode = torch._C._get_dispatch_mode
 _PLAIN = frozenset({Tensor, nn.Parameter})
+DETACH = torch.ops.aten.detach.default
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
 Op = torch._ops.OpOverload
 MOST_SHAPES = 1 << 14  # of ops, whose operations are kept
@@ -107,7 +108,8 @@ class OpWatch(TorchDispatchMode):
 
     Of an op on DTensors it sees no local op, since that would take as long as the op: the local op is the same, on what
     `moved` has of local tensors.  It sees those of DTensor's own handlers, which run several, and what redistributions run:
-    for these it is entered again.
+    for these it is entered again.  `detach` is no event: autograd calls it for each tensor that it saves or hands on, a fifth of
+    a training step's ops, and it computes, moves and allocates nothing.
     """
 
     def __init__(self, lane: Lane, rates: Rates) -> None:
@@ -140,6 +142,8 @@ class OpWatch(TorchDispatchMode):
                 if self._passes_on:
                     self._passes_on = False
                     return NotImplemented
+                if func is DETACH:
+                    return func(*args)
                 return self._op_of_dtensors(func, args, kwargs or {})
         done = func(*args, **kwargs) if kwargs else func(*args)
         traits = _known.get(id(func)) or traits_of_op(func)
@@ -222,7 +226,10 @@ class OpWatch(TorchDispatchMode):
             for x in made:
                 nbytes += x.nbytes
             if traits.flops is not None:
-                flops = flops_of(traits, tuple(map(self._shape, args)), kwargs, self._shape(done))
+                if len(given) == len(args) and len(made) == 1:  # nothing but tensors
+                    flops = flops_of(traits, tuple([x.shape for x in given]), kwargs, made[0].shape)
+                else:
+                    flops = flops_of(traits, tuple(map(self._shape, args)), kwargs, self._shape(done))
             self._lane.busy += self._launch + max(flops / self._flops, nbytes / self._bytes)  # as Rates.seconds
         if traits.draws:
             first = next(iter((*made, *given)), None)

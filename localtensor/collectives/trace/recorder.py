@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from localtensor.collectives.observer import RunObserver
 from localtensor.collectives.rendezvous import Contribution, Ticket
 from localtensor.collectives.trace import events
 from localtensor.collectives.trace.events import Event, Recording, placements_text
-from localtensor.collectives.trace.lane import Lane
+from localtensor.collectives.trace.lane import Lane, Span
 from localtensor.collectives.trace.memory import BUFFERS, Peak
 from localtensor.collectives.trace.module_spans import ModuleSpans
 from localtensor.collectives.trace.op_watch import OpWatch
@@ -166,40 +167,34 @@ class Recorder(RunObserver):
     # -- what torch does
 
     def _implicit(self, original: Callable[..., Any], local: Tensor, source: Any, target: Any, **named: Any) -> Any:
-        lane = self._watched.lane
-        op = None if lane is None else lane.inside(events.OP)
+        lane, ops = self._watched.lane, self._watched.ops
+        if lane is None or not _moves(source, target):
+            return original(local, source, target, **named)
+        op = lane.inside(events.OP)
         reason = "DTensor's own code" if op is None else f"{op.name} takes {placements_text(target.placements)}"
         place = place_of_frame(sys._getframe(2)) if op is None else op.place
-        done = self._moved(events.IMPLICIT, reason, place, original, local, source, target, **named)
-        if self._watched.ops is not None:
-            self._watched.ops.moved[id(local)] = done
+        with _redistribution(lane, events.IMPLICIT, reason, place, local, source, target), ops or nullcontext():
+            done = original(local, source, target, **named)
+        if ops is not None:
+            ops.moved[id(local)] = done
         return done
 
     def _of_gradient(self, original: Callable[..., Any], local: Tensor, source: Any, target: Any, **named: Any) -> Any:
+        lane, ops = self._watched.lane, self._watched.ops
+        if lane is None or not _moves(source, target):
+            return original(local, source, target, **named)
         reason = f"DTensor.from_local takes its gradient as {placements_text(target.placements)}"
         place = place_of_frame(sys._getframe(2))
-        return self._moved(events.IMPLICIT, reason, place, original, local, source, target, **named)
+        with _redistribution(lane, events.IMPLICIT, reason, place, local, source, target), ops or nullcontext():
+            return original(local, source, target, **named)
 
     def _written(self, original: Callable[..., Any], local: Tensor, source: Any, target: Any, **named: Any) -> Any:
+        lane = self._watched.lane
+        if lane is None or not _moves(source, target):
+            return original(local, source, target, **named)
         reason = "written" if named.get("is_explicit", True) else "the backward of a written one"
         place = place_of_frame(sys._getframe(2))
-        return self._moved(events.WRITTEN, reason, place, original, local, source, target, **named)
-
-    def _moved(
-        self, kind: str, reason: str, place: Place | None, original: Callable[..., Any], local: Tensor, source: Any,
-        target: Any, **named: Any,
-    ) -> Any:  # fmt: skip
-        lane = self._watched.lane
-        if lane is None or source.placements == target.placements:
-            return original(local, source, target, **named)
-        names = source.mesh.mesh_dim_names or [f"dim{i}" for i in range(source.mesh.ndim)]
-        axes = ",".join(f"{name}={size}" for name, size in zip(names, source.mesh.shape))
-        change = f"{placements_text(source.placements)} -> {placements_text(target.placements)}"
-        ops = self._watched.ops
-        again = nullcontext() if ops is None or kind == events.WRITTEN else ops
-        with lane.span(kind, change, place) as event, again:
-            event.note("reason", reason)
-            event.note("spec", f"{shape_text(source.shape, local.dtype)} @ {axes}: {change}")
+        with _redistribution(lane, events.WRITTEN, reason, place, local, source, target):
             return original(local, source, target, **named)
 
     def _backward(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
@@ -241,6 +236,28 @@ class Recorder(RunObserver):
             yield
         finally:
             gc.callbacks.remove(collecting)
+
+
+def _moves(source: Any, target: Any) -> bool:
+    """Whether a redistribution changes the placements.  Most that do not have the same text, and torch's == of two kinds is slow."""
+    before, after = source.placements, target.placements
+    return placements_text(before) != placements_text(after) or bool(before != after)
+
+
+def _redistribution(
+    lane: Lane, kind: str, reason: str, place: Place | None, local: Tensor, source: Any, target: Any
+) -> Span:
+    """The span of a redistribution between two specs."""
+    axes = _axes_text(source.mesh.mesh_dim_names, tuple(source.mesh.shape))
+    change = f"{placements_text(source.placements)} -> {placements_text(target.placements)}"
+    spec = f"{shape_text(source.shape, local.dtype)} @ {axes}: {change}"
+    return lane.span(kind, change, place, reason=reason, spec=spec)
+
+
+@lru_cache(1 << 8)
+def _axes_text(names: tuple[str, ...] | None, sizes: tuple[int, ...]) -> str:
+    """The axes of a mesh, as `dp=2,tp=4`."""
+    return ",".join(f"{name}={size}" for name, size in zip(names or [f"dim{i}" for i in range(len(sizes))], sizes))
 
 
 def _message(error: BaseException) -> str:

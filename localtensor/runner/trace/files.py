@@ -59,7 +59,7 @@ def recorded(
             yield recorder
     finally:
         recording = recorder.recording
-        clock = set_clock(recording, options.links)
+        clock = set_clock(recording, options.links, ops=options.html is not None)
         if options.trace is not None:
             write_file(
                 call, "trace", options.trace, lambda file: write_chrome(recording, file, modelled_events(recording))

@@ -207,6 +207,7 @@ CHANGES = {
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     file = tmp_path_factory.mktemp("whole") / "trace.json"
+    lt.run(step, ranks=2)  # the first step of an optimizer imports modules, during which gradients live on in frames
     lt.run(step, ranks=2, trace=file)
     return file.read_text()
 
@@ -223,6 +224,19 @@ def test_the_memory_of_a_rank_counts_all_its_kinds_from_the_first_event_on(whole
     events = [e["args"] for e in json.loads(whole)["traceEvents"] if e["ph"] == "C" and e["name"] == "memory of rank 1"]
     assert {"parameters", "gradients", "activations"} <= set(events[0]) and events[0]["gradients"] == 0
     assert max(one["gradients"] for one in events) == (4 * 4 + 4) * 2 * 4
+
+
+def detached():
+    mesh = init_device_mesh("cpu", (2,))
+    (distribute_tensor(torch.ones(4), mesh, [Shard(0)]).detach() + 1).detach()
+
+
+def test_detach_is_no_event_and_the_ops_around_it_are(tmp_path):
+    lt.run(detached, ranks=2, trace=tmp_path / "trace.json")
+    names = [
+        e["name"] for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if e.get("cat") == "op"
+    ]
+    assert names == ["aten.add.Tensor"] * 2
 
 
 def moves_and_waits():
