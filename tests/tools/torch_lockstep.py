@@ -82,11 +82,13 @@ class RankTests:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: object) -> Iterator[None]:
+        seconds = SECONDS if self._lockstep else 5 * SECONDS  # processes start at every test
+
         def stop(*_: object) -> None:
-            raise TimeoutError(f"it takes more than {SECONDS} s")
+            raise TimeoutError(f"it takes more than {seconds} s")
 
         before = signal.signal(signal.SIGALRM, stop)
-        signal.alarm(SECONDS)
+        signal.alarm(seconds)
         try:
             return (yield)
         finally:
@@ -145,10 +147,16 @@ def run_file(text: str, name: str, way: str, names: str, kept: Path) -> None:
         run_pytest(name, text, _Kept(kept), ["-k", names, *suites], RankTests(lockstep=way == "lockstep"))
 
 
-def verdicts_of(path: str, way: str, options: Sequence[str]) -> dict[str, Verdict]:
-    """The verdict of each test of a file, which runs in a process of its own, and in one more after each crash."""
+def verdicts_of(path: str, way: str, options: Sequence[str], outcomes: Path | None) -> dict[str, Verdict]:
+    """The verdict of each test of a file, which runs in a process of its own, and in one more after each crash.
+
+    They are those of the folder `outcomes` if they are there, and are kept there otherwise.
+    """
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder, "verdicts")
+        whole = Path(outcomes or folder, f"{path.replace('/', '-')}.{way}.jsonl")
+        if whole.exists():
+            return {verdict.test: verdict for verdict in read(whole)}
         command = [
             sys.executable,
             "-m",
@@ -167,6 +175,8 @@ def verdicts_of(path: str, way: str, options: Sequence[str]) -> dict[str, Verdic
                 break
         if done.returncode:
             print(f"{path}, {way}: {(done.stderr or done.stdout)[-1000:]}", file=sys.stderr)
+        elif outcomes and kept.exists():
+            whole.write_text(kept.read_text())
         return {verdict.test: verdict for verdict in read(kept)}
 
 
@@ -194,6 +204,9 @@ def main() -> None:
     sources.add_argument("--debian", action="store_true", help="Debian's source package of torch 2.6.0")
     parser.add_argument("-k", dest="names", default="", help="pytest's expression for names of tests")
     parser.add_argument("--reference", choices=("torch", "threads", "none"), default="torch")
+    parser.add_argument(
+        "--outcomes", type=Path, metavar="DIR", help="a folder that keeps the reference's outcomes, which are then not run again"
+    )
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--kept", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -208,6 +221,8 @@ def main() -> None:
             str(path.relative_to(chosen.folder)) for name in OLD for path in sorted(chosen.folder.glob(name))
         ]
     options = ["-k", chosen.names, *(["--from", str(chosen.folder)] if chosen.folder else [])]
+    if chosen.outcomes:
+        chosen.outcomes.mkdir(parents=True, exist_ok=True)
     reference: dict[str, Verdict] = {}
     ours: dict[str, Verdict] = {}
     for path in files:
@@ -215,7 +230,7 @@ def main() -> None:
         name = Path(path).stem
         for way, into in (("lockstep", ours), (chosen.reference, reference)):
             if way != "none":
-                found = verdicts_of(path, way, options)
+                found = verdicts_of(path, way, options, chosen.outcomes if into is reference else None)
                 into.update((f"{name}::{test}", one._replace(test=f"{name}::{test}")) for test, one in found.items())
                 print_counts(f"{path}, {way}", list(found.values()))
     if chosen.reference == "none":
