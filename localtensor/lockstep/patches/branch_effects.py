@@ -30,6 +30,8 @@ _CONTAINERS = (dict, list, set, deque, bytearray, array, np.ndarray)
 _OTHERS = (Tensor, logging.Logger, logging.Handler, io.IOBase)
 """Values that are not followed: writes to tensors are refused by the dispatch mode, and output is not undone."""
 _OURS = ("torch.distributed.", "torch._C", "localtensor.")  # groups, meshes, modes
+_RUNNERS = ("_pytest.config", "_pytest.main", "_pytest.python", "_pytest.unittest", "pluggy.")
+"""Of the runner of tests, which a TestCase reaches; its caches change with every import.  Its fixtures are followed."""
 
 
 class Effects:
@@ -76,7 +78,7 @@ def _same(now: object, before: object) -> bool:
 
 def _members(name: str, value: Any) -> list[Any] | None:
     """What a value holds, whole or as one number or text that tells its state; None for one that holds nothing that can change."""
-    if isinstance(value, _OTHERS) or type(value).__module__.startswith(_OURS):
+    if isinstance(value, _OTHERS) or type(value).__module__.startswith((*_OURS, *_RUNNERS)):
         return None
     if isinstance(value, ModuleType):
         return _state_of_module(value)
