@@ -205,7 +205,10 @@ def main() -> None:
     parser.add_argument("-k", dest="names", default="", help="pytest's expression for names of tests")
     parser.add_argument("--reference", choices=("torch", "threads", "none"), default="torch")
     parser.add_argument(
-        "--outcomes", type=Path, metavar="DIR", help="a folder that keeps the reference's outcomes, which are then not run again"
+        "--outcomes",
+        type=Path,
+        metavar="DIR",
+        help="a folder that keeps the reference's outcomes, which are then not run again",
     )
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--kept", type=Path, help=argparse.SUPPRESS)

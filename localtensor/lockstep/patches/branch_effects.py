@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from localtensor._util.call_sites import is_user_file
 from localtensor.errors import NotInLockstep
@@ -159,3 +161,24 @@ def _state_of_module(module: ModuleType) -> list[Any] | None:
 def _file_of(kind: type) -> str:
     module = sys.modules.get(kind.__module__)
     return getattr(module, "__file__", None) or ("" if kind.__module__ == "builtins" else "<none>")
+
+
+class NoWrites(TorchDispatchMode):
+    """Refuses ops that write to tensors which were there before: the other ranks have them, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema, kwargs = func._schema, kwargs or {}
+        if schema.is_mutable:
+            named = {**dict(zip((one.name for one in schema.arguments), args, strict=False)), **kwargs}
+            for one in schema.arguments:
+                written = named.get(one.name) if one.alias_info is not None and one.alias_info.is_write else None
+                if any(isinstance(x, Tensor) and id(x) not in self._made for x in tree_leaves(written)):
+                    raise NotInLockstep(f"if: {func}", "it writes on some ranks only to a tensor that all of them have")
+        done = func(*args, **kwargs)
+        if not any(one.alias_info is not None for one in schema.returns):
+            self._made.update((id(x), x) for x in tree_leaves(done) if isinstance(x, Tensor))
+        return done

@@ -86,6 +86,31 @@ def _compares_containers(frame: FrameType, text: str, place: tuple[int, ...]) ->
     return False
 
 
+def assignment_at(frame: FrameType) -> Branch | None:
+    """The assignment whose value takes an item at an index of each rank, if it may be evaluated several times: `mine = x.chunk(4)[rank]`."""
+    code, place = frame.f_code, _position(frame)
+    if place is None or not dis.opname[code.co_code[frame.f_lasti]].startswith("BINARY_SUBSCR"):
+        return None
+    own = None if frame.f_locals is frame.f_globals else (*code.co_varnames, *code.co_cellvars)
+    text = "".join(linecache.getlines(code.co_filename, frame.f_globals))
+    return _assignment(text, code.co_filename, place, own, code.co_freevars)
+
+
+@functools.lru_cache(512)
+def _assignment(
+    text: str, file: str, place: tuple[int, ...], own: tuple[str, ...] | None, free: tuple[str, ...]
+) -> Branch | None:
+    for node in ast.walk(tree_of(text) or ast.Module([], [])):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            for one in _in_this_scope(node.value):
+                if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Load) and _is_at(one, place):
+                    none = ast.copy_location(
+                        ast.Constant(None), one
+                    )  # no condition: the whole statement, for each kind
+                    return _made(node, none, (True, False), file, (None if own is None else {*own}, {*free}))
+    return None
+
+
 def _position(frame: FrameType) -> tuple[int, ...] | None:
     """The lines and columns of the expression that is asked; on Python 3.10 the line alone."""
     if not hasattr(frame.f_code, "co_positions"):
@@ -228,6 +253,20 @@ def _is_at(node: ast.expr | ast.stmt, place: tuple[int, ...]) -> bool:
     return (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == place
 
 
+@functools.lru_cache(512)
+def names_read(code: CodeType) -> frozenset[str]:
+    """The variables that one of the functions of a `Branch` reads.
+
+    >>> sorted(names_read((lambda a, b, c: [a, [c for b in a]]).__code__))
+    ['a', 'c']
+    """
+    found: set[str] = set()
+    for one in dis.get_instructions(code):
+        if one.opname.startswith(("LOAD_", "STORE_FAST_LOAD", "MAKE_CELL")):
+            found.update(one.argval if isinstance(one.argval, tuple) else (one.argval,))
+    return frozenset(found & {*code.co_varnames, *code.co_cellvars})
+
+
 def _is_fit(node: ast.stmt, test: ast.expr, free: set[str]) -> bool:
     """Whether the statement stays in its function, sets no attribute, and has a condition that may be evaluated twice."""
     assertion = isinstance(node, ast.Assert)
@@ -263,7 +302,8 @@ def _made(
         return None
     leads, inner = asked
     names = [one for one in ast.walk(test if isinstance(node, ast.Assert) else node) if isinstance(one, ast.Name)]
-    assigns = {one.id for one in names if isinstance(one.ctx, ast.Store)} | set(_imported(node))
+    own_names = (one for one in _in_this_scope(node) if isinstance(one, ast.Name))
+    assigns = {one.id for one in own_names if isinstance(one.ctx, ast.Store)} | set(_imported(node))
     if own is not None and not isinstance(node, ast.Assert) and not assigns <= own | free:
         return None  # a global variable
     variables = sorted({one.id for one in names if one.id in (own or set()) | free} | assigns)

@@ -29,6 +29,26 @@ def narrowed(mode: Any, value: Any, kind: Partition) -> Any:
     return narrow_value(mode, value, kind)
 
 
+class _Unset:
+    """A variable that the frame does not have."""
+
+
+UNSET = _Unset()
+
+
+def variable_on(mode: Any, value: Any, kind: Partition, needed: bool = False) -> Any:
+    """The value of a variable on these ranks.  It is unset where none of them holds one: it was assigned on others only.
+
+    Raises `NotHeld` for one that is `needed`.
+    """
+    try:
+        return narrowed(mode, value, kind)
+    except NotHeld:
+        if needed:
+            raise
+        return UNSET
+
+
 def joined_with_gradients(mode: Any, found: Sequence[Any], groups: Partition) -> Any:
     """One value of the values of each kind of rank, whose gradients go back to each."""
     if all(type(one) in (list, tuple) for one in found) and len({len(one) for one in found}) == 1:

@@ -25,14 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from localtensor._util.call_sites import is_user_file
 from localtensor.errors import NotInLockstep
-from localtensor.lockstep.patches.branch_effects import Effects
-from localtensor.lockstep.patches.branch_source import TEST, Branch, branch_at, list_at
-from localtensor.lockstep.patches.branch_values import joined_with_gradients, narrowed
+from localtensor.lockstep.patches.branch_effects import Effects, NoWrites
+from localtensor.lockstep.patches.branch_source import TEST, Branch, assignment_at, branch_at, list_at, names_read
+from localtensor.lockstep.patches.branch_values import UNSET, joined_with_gradients, narrowed, variable_on
 from localtensor.lockstep.patches.device_mesh import (
     narrow_mode,
     ranks_of_row,
@@ -124,20 +122,20 @@ def _called(
     mode: Any, branch: Branch, code: CodeType, frame: FrameType, before: dict[str, Any], kind: Partition
 ) -> Any:
     """What a function of the statement returns on these ranks: its variables afterwards, or whether the condition holds."""
-    function = FunctionType(code, frame.f_globals)
+    function, needed = FunctionType(code, frame.f_globals), names_read(code)
     with _on_ranks(mode, branch, {**frame.f_globals, **before}, kind):
-        given = {name: narrowed(mode, before.get(name, _UNSET), kind) for name in branch.variables}
+        given = {name: variable_on(mode, before.get(name, UNSET), kind, name in needed) for name in branch.variables}
         own = Effects(given)  # lists are copies, which the other ranks do not have
         after = function(*given.values())
         _check_effects(own)
-    return {name: value for name, value in after.items() if value is not _UNSET} if code is not branch.test else after
+    return {name: value for name, value in after.items() if value is not UNSET} if code is not branch.test else after
 
 
 @contextmanager
 def _on_ranks(mode: Any, branch: Branch, scope: dict[str, Any], kind: Partition) -> Iterator[None]:
     """While inside, the statement runs on these ranks.  Raises `NotInLockstep` if it has changed what all ranks have."""
     shared = Effects({name: scope[name] for name in branch.reads if name in scope})
-    with narrow_mode(mode, kind), without_other_modes(mode), _NoWrites():
+    with narrow_mode(mode, kind), without_other_modes(mode), NoWrites():
         yield
     _check_effects(shared)
 
@@ -168,8 +166,13 @@ class _Arm:
             return None  # the condition has raised
         kind, names = ranks_of_row(self._groups, 1), [name for name in self._branch.variables if name in self._before]
         self._stack.enter_context(_on_ranks(self._mode, self._branch, {**self._frame.f_globals, **self._before}, kind))
+        needed = names_read(self._branch.holds) if self._branch.holds is not None else frozenset()
+        with self._stack:
+            found = {name: variable_on(self._mode, self._before[name], kind, name in needed) for name in names}
+            self._stack = self._stack.pop_all()
         _running.append(self)
-        given = {name: narrowed(self._mode, self._before[name], kind) for name in names}
+        given = {name: value for name, value in found.items() if value is not UNSET}
+        self._unset = found.keys() - given.keys()  # the frame has them, and does not read them
         self._given = Effects(given)
         _assign(self._frame, given)
         return self._branch.arm, self.end
@@ -178,7 +181,8 @@ class _Arm:
         """Joins the variables behind the last line; restores them where the frame has raised an error."""
         _running.remove(self)
         now = dict(self._frame.f_locals)
-        self._after[1] = {name: now[name] for name in self._branch.variables if name in now}
+        kept = {name for name in self._unset if now.get(name) is self._before[name]}
+        self._after[1] = {name: now[name] for name in self._branch.variables if name in now and name not in kept}
         _assign(self._frame, {name: self._before[name] for name in self._branch.variables if name in self._before})
         if error is not None:
             self._stack.__exit__(*error)
@@ -210,46 +214,26 @@ Next = tuple[tuple[int, int], Callable[[str, Any], Any]] | None
 """Further lines to follow, and what to call behind them."""
 
 
-class _NoWrites(TorchDispatchMode):
-    """Refuses ops that write to tensors which were there before: the other ranks have them, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._made: dict[int, Tensor] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        schema, kwargs = func._schema, kwargs or {}
-        if schema.is_mutable:
-            named = {**dict(zip((one.name for one in schema.arguments), args, strict=False)), **kwargs}
-            for one in schema.arguments:
-                written = named.get(one.name) if one.alias_info is not None and one.alias_info.is_write else None
-                if any(isinstance(x, Tensor) and id(x) not in self._made for x in tree_leaves(written)):
-                    raise NotInLockstep(f"if: {func}", "it writes on some ranks only to a tensor that all of them have")
-        done = func(*args, **kwargs)
-        if not any(one.alias_info is not None for one in schema.returns):
-            self._made.update((id(x), x) for x in tree_leaves(done) if isinstance(x, Tensor))
-        return done
-
-
 def _joined(
     mode: Any, branch: Branch, before: dict[str, Any], after: Sequence[dict[str, Any]], groups: Partition
 ) -> dict[str, Any]:
     """The variables that are assigned, with the value of each kind of rank.  One that only some have is that of those."""
     joined: dict[str, Any] = {}
     for name in branch.assigns:
-        each = [found.get(name, _UNSET) for found in after]
-        if any(one is _UNSET for one in each):  # other ranks have no such variable, and cannot read it
-            joined.update((name, one) for one in each if one is not _UNSET)
+        each = [
+            variable_on(mode, found.get(name, UNSET), ranks_of_row(groups, row))
+            if found is before
+            else found.get(name, UNSET)
+            for row, found in enumerate(after)
+        ]
+        if any(one is UNSET for one in each):  # other ranks have no such variable, and cannot read it
+            joined.update((name, one) for one in each if one is not UNSET)
             continue
         whole = next((type(one).__name__ for one in each if isinstance(one, DTensor | np.ndarray)), None)
         if whole and any(one is not each[0] for one in each):
             problem = f"a value of type {whole} is assigned on some ranks only, and is one object for all"
             raise NotInLockstep(f"if: {name}", problem)
-        own = [
-            narrowed(mode, one, ranks_of_row(groups, row)) if found is before else one
-            for row, (one, found) in enumerate(zip(each, after, strict=True))
-        ]
-        joined[name] = joined_with_gradients(mode, own, groups)
+        joined[name] = joined_with_gradients(mode, each, groups)
     return joined
 
 
@@ -312,11 +296,16 @@ def item_for_each_rank(mode: Any, values: Array, held: Array | None) -> int | No
     The list has them as its last item until the frame's next instruction, in which a trace function takes it away again.
     """
     frame = _asking_frame()
-    found = None if frame is None or mode is None or sys.gettrace() not in (None, _no_calls) else list_at(frame)
-    if frame is None or not found:
+    if frame is None or mode is None or sys.gettrace() not in (None, _no_calls):
         return None
     here = mode.everyone.row_of != NOWHERE
     here = here if held is None else here & held
+    decided = _decided.get(frame)
+    if decided is not None and decided.again and decided.lines[0] <= frame.f_lineno <= decided.lines[1]:
+        return int(values[here][0])  # what the frame assigns by itself is replaced
+    found = list_at(frame)
+    if not found:
+        return _assign_for_each_kind(mode, frame, values, here)
     outside = ((values < -len(found)) | (values >= len(found)))[here]
     if outside.any():
         return len(found) if outside.all() else None  # IndexError, as on each rank; on some, the others go on
@@ -340,11 +329,23 @@ def item_for_each_rank(mode: Any, values: Array, held: Array | None) -> int | No
     return len(found) - 1
 
 
-class _Unset:
-    """A variable that the frame does not have."""
+def _assign_for_each_kind(mode: Any, frame: FrameType, values: Array, here: Array) -> int | None:
+    """Runs the assignment that takes an item for each kind of rank; the frame runs it with the first kind's item, and then gets the joined values.
 
-
-_UNSET = _Unset()
+    None where that cannot be, or fails on some ranks, of which the others may know nothing.
+    """
+    branch = assignment_at(frame)
+    if branch is None or branch.holds is None:
+        return None
+    groups, before = by_value(values, here), dict(frame.f_locals)
+    kinds = [ranks_of_row(groups, row) for row in range(groups.rows)]
+    try:
+        after = [_called(mode, branch, branch.holds, frame, before, kind) for kind in kinds]
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
+        return None
+    joined = _joined(mode, branch, before, after, groups)
+    _follow(frame, branch, branch.lines, lambda event, error: _assign(frame, joined))
+    return int(values[here][0])
 
 
 def _asking_frame() -> FrameType | None:

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import random
+import sys
 import unittest
 from array import array
 from collections import Counter, deque
@@ -164,27 +165,40 @@ def fresh_module(request, tmp_path_factory):
         yield
 
 
+def imports_and_asserts(case):
+    rank = dist.get_rank()
+    if rank == 0:
+        case.assertEqual(importlib.import_module("test_of_nothing").SEVEN, 7)  # noqa: PT009  # what is tested
+
+
+def cleans_up(case):
+    rank = dist.get_rank()
+    if rank == 0:
+        case.addCleanup(print, "on all ranks")
+
+
 @pytest.mark.usefixtures("fresh_module")
 class TestRunner(unittest.TestCase):
     def test_caches_of_the_runner_of_tests_may_change(self):
         with lt.LocalTensorMode(RANKS):
-            rank = dist.get_rank()
-            if rank == 0:
-                self.assertEqual(importlib.import_module("test_of_nothing").SEVEN, 7)
+            imports_and_asserts(self)
+        assert "test_of_nothing" in sys.modules
 
     def test_what_a_test_case_does_later_is_refused(self):
-        with lt.LocalTensorMode(RANKS), pytest.raises(NotInLockstep, match="if: self"):
-            rank = dist.get_rank()
-            if rank == 0:
-                self.addCleanup(print, "on all ranks")
-        self.assertEqual(self._cleanups.pop()[1], ("on all ranks",))
+        with lt.LocalTensorMode(RANKS), pytest.raises(NotInLockstep, match="if: case"):
+            cleans_up(self)
+        assert self._cleanups.pop()[1] == ("on all ranks",)
+
+
+def sets_a_variable(monkeypatch):
+    rank = dist.get_rank()
+    if rank == 0:
+        monkeypatch.setenv("ON_SOME_RANKS", "1")
 
 
 def test_a_patch_on_some_ranks_is_refused(monkeypatch):
     with lt.LocalTensorMode(RANKS), pytest.raises(NotInLockstep, match="if: monkeypatch"):
-        rank = dist.get_rank()
-        if rank == 0:
-            monkeypatch.setenv("ON_SOME_RANKS", "1")
+        sets_a_variable(monkeypatch)
 
 
 def test_more_than_can_be_followed_is_refused(monkeypatch):
