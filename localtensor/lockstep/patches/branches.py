@@ -29,7 +29,8 @@ from torch.distributed.tensor import DTensor
 from localtensor._util.call_sites import is_user_file
 from localtensor.errors import NotInLockstep
 from localtensor.lockstep.patches.branch_effects import Effects, NoWrites
-from localtensor.lockstep.patches.branch_source import TEST, Branch, assignment_at, branch_at, list_at, names_read
+from localtensor.lockstep.patches.branch_items import assignment_at, list_at
+from localtensor.lockstep.patches.branch_source import TEST, Branch, branch_at, names_read
 from localtensor.lockstep.patches.branch_values import UNSET, joined_with_gradients, narrowed, variable_on
 from localtensor.lockstep.patches.device_mesh import (
     narrow_mode,

@@ -170,6 +170,8 @@ def assigns_on_one_rank_in_a_loop(_):
         whole = torch.ones(2) * turn
         if rank == 1:
             expected = whole * 2
+            for _, text in enumerate(("a", f"{turn}")):
+                expected = expected + len(text)
             found = expected + 1
         if rank == 2:
             theirs, other = whole + rank, other + 1
@@ -416,6 +418,14 @@ def takes_an_item_for_an_attribute():
     return worker.steps
 
 
+def reads_what_a_loop_has_left():
+    for turn in ("c", "d"):
+        if dist.get_rank() == 0:
+            for name in ("a", turn):
+                print(name)
+    return name
+
+
 def assigns_unlike():
     name = "a"
     if dist.get_rank() == 0:
@@ -429,7 +439,7 @@ def assigns_unlike():
         appends, counts, notes, writes, writes_a_view, writes_elsewhere, reduces, returns,
         asks_twice, assigns_unlike, communicates_in_an_expression, draws_in_an_expression, has_unlike_dtypes, has_a_tensor_on_one_rank,
         gives_weights_gradients, asks_in_a_loop, takes_from_a_call, reads_what_other_ranks_assigned, reads_with_else_what_other_ranks_assigned,
-        takes_an_item_that_one_rank_lacks, draws_beside_an_item, takes_an_item_for_an_attribute,
+        takes_an_item_that_one_rank_lacks, draws_beside_an_item, takes_an_item_for_an_attribute, reads_what_a_loop_has_left,
     ],
 )  # fmt: skip
 def test_what_would_be_shared_in_silence_is_refused(program, capsys):
