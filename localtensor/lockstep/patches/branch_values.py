@@ -23,6 +23,8 @@ def narrowed(mode: Any, value: Any, kind: Partition) -> Any:
     if type(value) in (list, tuple):
         return type(value)(narrowed(mode, one, kind) for one in value)
     if isinstance(value, LocalTensor) and not (value._partition.row_of[kind.row_of != NOWHERE] != NOWHERE).any():
+        if value.shape_elsewhere is not None:
+            return torch.zeros(value.shape_elsewhere, dtype=value.dtype, device=value.device)
         raise NotHeld("if", np.flatnonzero(kind.row_of != NOWHERE).tolist(), value.ranks)
     if type(value) in (Tensor, LocalTensor, Parameter) and value.requires_grad and torch.is_grad_enabled():
         return _Narrow.apply(value, mode, kind)

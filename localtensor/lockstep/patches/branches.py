@@ -42,6 +42,9 @@ from localtensor.lockstep.values.local_tensor import left_alone_by_the_compiler
 from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, by_value
 
 _OURS = str(Path(__file__).parents[2])
+_TESTS = str(
+    Path(torch.__file__).with_name("testing") / "_internal"
+)  # torch's bases of tests, which tests inherit from
 
 
 class _Differs(Exception):  # it is no error: the condition is evaluated for the kinds of rank apart
@@ -360,7 +363,8 @@ def _asking_frame() -> FrameType | None:
         frame = frame.f_back
     if frame is None or any(name.startswith("__compiled_fn") for name in frame.f_code.co_names):
         return None  # nor of what Dynamo has made of a function: its variables are elsewhere
-    return frame if is_user_file(frame.f_code.co_filename) else None
+    file = frame.f_code.co_filename
+    return frame if is_user_file(file) or file.startswith(_TESTS) else None
 
 
 def _assign(frame: FrameType, values: dict[str, Any]) -> None:

@@ -47,6 +47,7 @@ class Mode(Protocol):
     standing: int | None
     recorder: Any
     tracing: Any
+    answers: list[bool] | None
 
     def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any: ...
     def gather(self, values: Mapping[int, Tensor]) -> LocalTensor: ...
@@ -78,6 +79,8 @@ class LocalTensor(Tensor):
     _partition: Partition
     _memory: Memory | None
     _mode: Mode
+    shape_elsewhere: tuple[int, ...] | None = None
+    """The shape of the empty tensor that ranks outside of a mesh have, of whose DTensor this is the local one."""
 
     def __new__(
         cls, local_tensors: Mapping[int, Tensor] | Sequence[Tensor], requires_grad: bool = False
@@ -264,7 +267,7 @@ def left_alone_by_the_compiler(function: Any) -> None:
 
 
 left_alone_by_the_compiler(LocalTensor.__torch_dispatch__)
-_OWN_ATTRIBUTES = ("_cells", "_partition", "_memory", "_mode", "_traced")
+_OWN_ATTRIBUTES = ("_cells", "_partition", "_memory", "_mode", "_traced", "shape_elsewhere")
 
 
 def check_value_may_be_read(x: LocalTensor, call: str) -> None:

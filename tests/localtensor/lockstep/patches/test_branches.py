@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.testing._internal.common_distributed import MultiThreadedTestCase
 
 import localtensor as lt
 from localtensor.errors import NotHeld, NotInLockstep, RanksDiverge, ValuesDiffer
@@ -608,3 +609,21 @@ def test_an_int_of_each_rank_is_that_of_the_ranks_that_run():
             text = f"{rank} {rank + 1} {int(rank)} {np.arange(4)[int(rank)]}"
         texts += [text]
     assert texts == ["2 3 2 2"]
+
+
+class OnRank:
+    equal = MultiThreadedTestCase.assertEqualOnRank
+
+    def __init__(self):
+        self.rank = dist.get_rank()
+
+    def assertEqual(self, x, y, _):  # as torch's base calls it
+        torch.testing.assert_close(x, y)
+
+
+def test_a_branch_of_torchs_bases_of_tests_runs_for_some_ranks():
+    with lt.LocalTensorMode(RANKS):
+        case, x = OnRank(), lt.rank_map(torch.tensor)
+        case.equal(x, torch.tensor(2), rank=2)
+        with pytest.raises(AssertionError, match="Scalars are not equal"):
+            case.equal(x, torch.tensor(2), rank=1)
