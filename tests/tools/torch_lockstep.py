@@ -26,7 +26,6 @@ from localtensor.lockstep import in_place_of_torch
 from tests.tools.torch_files import (
     FAILED,
     PASSED,
-    SECONDS,
     SKIPPED,
     Collector,
     Verdict,
@@ -55,6 +54,7 @@ OLD = (
     "_tensor/*/test_*.py",
 )
 """The files of torch 2.6.0, by pattern: tests of `FILES` by another name, or by no longer another."""
+SECONDS = 300  # for one test, in which processes may start
 WAYS = ("lockstep", "threads", "torch")
 CRASHED = "crashed"
 BASES = {
@@ -82,13 +82,11 @@ class RankTests:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: object) -> Iterator[None]:
-        seconds = SECONDS if self._lockstep else 5 * SECONDS  # processes start at every test
-
         def stop(*_: object) -> None:
-            raise TimeoutError(f"it takes more than {seconds} s")
+            raise TimeoutError(f"it takes more than {SECONDS} s")
 
         before = signal.signal(signal.SIGALRM, stop)
-        signal.alarm(seconds)
+        signal.alarm(SECONDS)
         try:
             return (yield)
         finally:

@@ -79,8 +79,7 @@ class LocalTensor(Tensor):
     _partition: Partition
     _memory: Memory | None
     _mode: Mode
-    shape_elsewhere: tuple[int, ...] | None = None
-    """The shape of the empty tensor that ranks outside of a mesh have, of whose DTensor this is the local one."""
+    shape_elsewhere: tuple[int, ...] | None = None  # of what ranks outside of the mesh have, if it is a DTensor's
 
     def __new__(
         cls, local_tensors: Mapping[int, Tensor] | Sequence[Tensor], requires_grad: bool = False
@@ -240,6 +239,11 @@ class LocalTensor(Tensor):
     def __coerce_same_metadata_as_tangent__(self, metadata: object, kind: type = Tensor) -> LocalTensor | None:
         """The tensor itself as a gradient in a compiled graph, where a plain tensor is expected; None where another kind is."""
         return self if kind is Tensor else None
+
+    def data_ptr(self) -> int:
+        """The address of the first value, which only views of one memory share."""
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            return self._cells[0].data_ptr()
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
