@@ -155,16 +155,6 @@ def takes_items(_):
     return *mine, len(parts), len(numbers), numbers[2]
 
 
-def takes_items_of_what_is_made(_):
-    rank, x, rows = dist.get_rank(), torch.arange(8.0), True
-    mine = x.chunk(4)[rank] if rows else x
-    pair: tuple = (x.split(2)[rank // 2] + rank, [10, 20, 30, 40][rank] + len(range(rank)))
-    named = (x + 1, x + 2, x + 3, x + 4)
-    y = named[rank] if rank else x
-    made = [torch.tensor(value) for value in ([0], [2, 4], [1], [3, 3])][rank] * (1, 2, 3, 4)[rank]
-    return mine, pair, y, made
-
-
 def assigns_on_one_rank_in_a_loop(_):
     rank, found, other = dist.get_rank(), torch.zeros(2), 0
     for turn in range(3):
@@ -258,7 +248,7 @@ def out_of(program, tmp_path, name):
     "program",
     [
         prints, assigns, chooses, makes_new, communicates_in_a_group, asks_of_containers, asks_more_than_once, chooses_in_an_expression,
-        asks_tensors, takes_items, takes_items_of_what_is_made, assigns_on_one_rank_in_a_loop, gives_gradients, ends_with_else, nests, catches_within,
+        asks_tensors, takes_items, assigns_on_one_rank_in_a_loop, gives_gradients, ends_with_else, nests, catches_within,
     ],
 )  # fmt: skip
 def test_the_values_and_prints_are_those_of_rank_threads(program, tmp_path):
@@ -399,26 +389,6 @@ def reads_with_else_what_other_ranks_assigned():
     return x
 
 
-def takes_an_item_that_one_rank_lacks():
-    x = torch.ones(6)
-    try:
-        mine = x.chunk(3)[dist.get_rank()]
-    except IndexError:
-        mine = x
-    return mine
-
-
-def draws_beside_an_item():
-    mine = [torch.rand(2), torch.zeros(2), torch.zeros(2), torch.zeros(2)][dist.get_rank()]
-    return mine  # noqa: RET504
-
-
-def takes_an_item_for_an_attribute():
-    worker = Worker()
-    worker.steps = torch.ones(4).chunk(4)[worker.rank]
-    return worker.steps
-
-
 def reads_what_a_loop_has_left():
     for turn in ("c", "d"):
         if dist.get_rank() == 0:
@@ -440,7 +410,7 @@ def assigns_unlike():
         appends, counts, notes, writes, writes_a_view, writes_elsewhere, reduces, returns,
         asks_twice, assigns_unlike, communicates_in_an_expression, draws_in_an_expression, has_unlike_dtypes, has_a_tensor_on_one_rank,
         gives_weights_gradients, asks_in_a_loop, takes_from_a_call, reads_what_other_ranks_assigned, reads_with_else_what_other_ranks_assigned,
-        takes_an_item_that_one_rank_lacks, draws_beside_an_item, takes_an_item_for_an_attribute, reads_what_a_loop_has_left,
+        reads_what_a_loop_has_left,
     ],
 )  # fmt: skip
 def test_what_would_be_shared_in_silence_is_refused(program, capsys):
