@@ -1,4 +1,4 @@
-"""What takes an item of a list at an index of each rank: the list itself, or the assignment, which then runs for each kind of rank."""
+"""What asks for a number of each rank: the item of a list, or an assignment, which then runs for each kind of rank."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def _container(text: str, file: str, place: tuple[int, ...]) -> tuple[CodeType, 
 
 
 def assignment_at(frame: FrameType) -> Branch | None:
-    """The assignment whose value takes an item at an index of each rank, if it may be evaluated several times: `mine = x.chunk(4)[rank]`."""
+    """The assignment that asks for a number of each rank, if it may be evaluated several times: `mine = x.chunk(4)[rank]`."""
     code, place = frame.f_code, position(frame)
-    if place is None or not dis.opname[code.co_code[frame.f_lasti]].startswith("BINARY_SUBSCR"):
+    if place is None:
         return None
     own = None if frame.f_locals is frame.f_globals else (*code.co_varnames, *code.co_cellvars)
     text = "".join(linecache.getlines(code.co_filename, frame.f_globals))
@@ -70,7 +70,7 @@ def _assignment(
     for node in ast.walk(tree_of(text) or ast.Module([], [])):
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             for one in in_this_scope(node.value):
-                if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Load) and is_at(one, place):
+                if isinstance(one, ast.expr) and is_at(one, place):
                     everywhere = ast.copy_location(ast.Constant(None), one)  # there is no condition
                     return branch_of(
                         node, everywhere, (True, False), (text, file), (None if own is None else {*own}, {*free})

@@ -14,8 +14,18 @@ import linecache
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, FrameType
 
+import torch
+from torch import Tensor
+from torch.fx.experimental import sym_node
+
+from localtensor._util.call_sites import is_user_file
+
+_OURS = str(Path(__file__).parents[2])
+_TESTS = str(Path(torch.__file__).with_name("testing") / "_internal")
+"""torch's bases of tests, which tests inherit from."""
 LEAVES = (
     ast.Return, ast.Break, ast.Continue, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.Delete, ast.NamedExpr,
 )  # fmt: skip
@@ -58,6 +68,22 @@ class Branch:
     again: bool = False
     whole: bool = False  # a comparison by itself, on which the ranks must agree
     arm: tuple[int, int] = (0, 0)
+
+
+def asking_frame(*, of_numbers: bool = False) -> FrameType | None:
+    """The frame of user code that asks, through the methods of SymInt as well if `of_numbers`; None if torch does."""
+    frame: FrameType | None = sys._getframe(1)
+    own = [
+        one.__code__
+        for one in (torch.SymBool.__bool__, torch.SymInt.__bool__, torch.SymInt.__index__, Tensor.__contains__)
+    ]
+    files = (_OURS, torch.__file__, sym_node.__file__) if of_numbers else _OURS
+    while frame is not None and (frame.f_code in own or frame.f_code.co_filename.startswith(files)):
+        frame = frame.f_back
+    if frame is None or any(name.startswith("__compiled_fn") for name in frame.f_code.co_names):
+        return None  # nor of what Dynamo has made of a function: its variables are elsewhere
+    file = frame.f_code.co_filename
+    return frame if is_user_file(file) or file.startswith(_TESTS) else None
 
 
 def branch_at(frame: FrameType) -> Branch | None:

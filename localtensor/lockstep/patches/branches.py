@@ -17,20 +17,16 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from localtensor._util.call_sites import is_user_file
-from localtensor.errors import NotInLockstep
+from localtensor.errors import NotInLockstep, RanksDiverge, ValuesDiffer
 from localtensor.lockstep.patches.branch_effects import Effects, NoWrites
 from localtensor.lockstep.patches.branch_items import assignment_at, list_at
-from localtensor.lockstep.patches.branch_source import TEST, Branch, branch_at, names_read
+from localtensor.lockstep.patches.branch_source import TEST, Branch, asking_frame, branch_at, names_read
 from localtensor.lockstep.patches.branch_values import UNSET, joined_with_gradients, narrowed, variable_on
 from localtensor.lockstep.patches.device_mesh import (
     narrow_mode,
@@ -40,11 +36,6 @@ from localtensor.lockstep.patches.device_mesh import (
 from localtensor.lockstep.values import formatting
 from localtensor.lockstep.values.local_tensor import left_alone_by_the_compiler
 from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, by_value
-
-_OURS = str(Path(__file__).parents[2])
-_TESTS = str(
-    Path(torch.__file__).with_name("testing") / "_internal"
-)  # torch's bases of tests, which tests inherit from
 
 
 class _Differs(Exception):  # it is no error: the condition is evaluated for the kinds of rank apart
@@ -60,7 +51,7 @@ def run_for_some_ranks(mode: Any, values: Array, held: Array | None) -> bool | N
 
     `values` has for each rank whether what is asked for holds; `held` marks the ranks that ask.
     """
-    frame = _asking_frame()
+    frame = asking_frame()
     if frame is None or mode is None:
         return None
     if frame.f_code.co_name == TEST:
@@ -299,17 +290,14 @@ def item_for_each_rank(mode: Any, values: Array, held: Array | None) -> int | No
 
     The list has them as its last item until the frame's next instruction, in which a trace function takes it away again.
     """
-    frame = _asking_frame()
-    if frame is None or mode is None or sys.gettrace() not in (None, _no_calls):
+    frame = asking_frame()
+    if mode is None or sys.gettrace() not in (None, _no_calls):
         return None
-    here = mode.everyone.row_of != NOWHERE
-    here = here if held is None else here & held
-    decided = _decided.get(frame)
-    if decided is not None and decided.again and decided.lines[0] <= frame.f_lineno <= decided.lines[1]:
-        return int(values[here][0])  # what the frame assigns by itself is replaced
-    found = list_at(frame)
-    if not found:
-        return _assign_for_each_kind(mode, frame, values, here)
+    here = _ranks_here(mode, held)
+    found = None if frame is None or _is_replaced(frame) else list_at(frame)
+    if frame is None or not found:
+        rank = rank_of_assignment(mode, values, held)
+        return None if rank is None else int(values[rank])
     outside = ((values < -len(found)) | (values >= len(found)))[here]
     if outside.any():
         return len(found) if outside.all() else None  # IndexError, as on each rank; on some, the others go on
@@ -333,38 +321,49 @@ def item_for_each_rank(mode: Any, values: Array, held: Array | None) -> int | No
     return len(found) - 1
 
 
-def _assign_for_each_kind(mode: Any, frame: FrameType, values: Array, here: Array) -> int | None:
-    """Runs the assignment that takes an item for each kind of rank; the frame runs it with the first kind's item, and then gets the joined values.
+def rank_of_assignment(mode: Any, kinds: Array, held: Array | None) -> int | None:
+    """Runs the assignment that asks for a number of each rank for each kind of rank, and returns the rank whose number it gets now.
 
-    None where that cannot be, or fails on some ranks, of which the others may know nothing.
+    It then gets the joined values.  None where that cannot be, or fails on some ranks, of which the others may know nothing.
     """
-    branch = assignment_at(frame)
-    if branch is None or branch.holds is None:
+    frame = None if mode is None or sys.gettrace() not in (None, _no_calls) else asking_frame(of_numbers=True)
+    if frame is None:
         return None
-    groups, before = by_value(values, here), dict(frame.f_locals)
-    kinds = [ranks_of_row(groups, row) for row in range(groups.rows)]
+    here = _ranks_here(mode, held)
+    if _is_replaced(frame):
+        return int(np.flatnonzero(here)[0])
+    branch, groups = assignment_at(frame), by_value(kinds, here)
+    if branch is None or branch.holds is None or groups.rows == 1:
+        return None
+    before = dict(frame.f_locals)
+    every = [ranks_of_row(groups, row) for row in range(groups.rows)]
     try:
-        after = [_called(mode, branch, branch.holds, frame, before, kind) for kind in kinds]
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
+        after = [_called(mode, branch, branch.holds, frame, before, kind) for kind in every]
+        joined = _joined(mode, branch, before, after, groups)
+    except (
+        ArithmeticError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        RanksDiverge,
+        NotInLockstep,
+        ValuesDiffer,
+    ):
         return None
-    joined = _joined(mode, branch, before, after, groups)
     _follow(frame, branch, branch.lines, lambda event, error: _assign(frame, joined))
-    return int(values[here][0])
+    return int(np.flatnonzero(here)[0])
 
 
-def _asking_frame() -> FrameType | None:
-    """The frame of user code that asks for the answer of a condition or for an index; None if torch does."""
-    frame: FrameType | None = sys._getframe(1)
-    own = [
-        one.__code__
-        for one in (torch.SymBool.__bool__, torch.SymInt.__bool__, torch.SymInt.__index__, Tensor.__contains__)
-    ]
-    while frame is not None and (frame.f_code in own or frame.f_code.co_filename.startswith(_OURS)):
-        frame = frame.f_back
-    if frame is None or any(name.startswith("__compiled_fn") for name in frame.f_code.co_names):
-        return None  # nor of what Dynamo has made of a function: its variables are elsewhere
-    file = frame.f_code.co_filename
-    return frame if is_user_file(file) or file.startswith(_TESTS) else None
+def _ranks_here(mode: Any, held: Array | None) -> Array:
+    here: Array = mode.everyone.row_of != NOWHERE
+    return here if held is None else here & held
+
+
+def _is_replaced(frame: FrameType) -> bool:
+    """Whether the frame runs an assignment whose variables get other values behind it."""
+    branch = _decided.get(frame)
+    return branch is not None and branch.again and branch.lines[0] <= frame.f_lineno <= branch.lines[1]
 
 
 def _assign(frame: FrameType, values: dict[str, Any]) -> None:
@@ -377,3 +376,4 @@ def _assign(frame: FrameType, values: dict[str, Any]) -> None:
 
 formatting.BRANCHES[:] = [run_for_some_ranks]
 formatting.ITEMS[:] = [item_for_each_rank]
+formatting.CHOICES[:] = [rank_of_assignment]

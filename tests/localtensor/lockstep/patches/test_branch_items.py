@@ -21,6 +21,19 @@ def takes_items_of_what_is_made():
     return mine, pair, y, made
 
 
+def computes_with_floats_and_ranges():
+    rank, x = dist.get_rank(), torch.arange(16.0).reshape(4, 4)
+    half, mine = int(rank / 2), x[range(rank, rank + 1), :]
+    more: int = int(float(rank) * 1.5) + int(8 / (rank + 1))
+    named = [[0, 1], [2, 3], [4, 5], [6, 7]]
+    row = x.to(torch.int32)[rank // 2].tolist()
+    return half, mine, more, named[half], row, (x * rank > 4).int().tolist()
+
+
+def test_an_assigned_number_is_each_ranks_own():
+    assert_both(computes_with_floats_and_ranges, ranks=RANKS)
+
+
 def test_an_assigned_item_is_each_ranks_own():
     assert_both(takes_items_of_what_is_made, ranks=RANKS)
 
