@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from torch.distributed.tensor import DTensor
 
-from localtensor.errors import NotInLockstep, RanksDiverge, ValuesDiffer
+from localtensor.errors import NotHeld, NotInLockstep, RanksDiverge, ValuesDiffer
 from localtensor.lockstep.patches.branch_effects import Effects, NoWrites
 from localtensor.lockstep.patches.branch_items import assignment_at, list_at
 from localtensor.lockstep.patches.branch_source import TEST, Branch, asking_frame, branch_at, names_read
@@ -36,6 +36,18 @@ from localtensor.lockstep.patches.device_mesh import (
 from localtensor.lockstep.values import formatting
 from localtensor.lockstep.values.local_tensor import left_alone_by_the_compiler
 from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, by_value
+
+_ERRORS = (
+    ArithmeticError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    NotHeld,
+    NotInLockstep,
+    RanksDiverge,
+    ValuesDiffer,
+)
 
 
 class _Differs(Exception):  # it is no error: the condition is evaluated for the kinds of rank apart
@@ -340,16 +352,7 @@ def rank_of_assignment(mode: Any, kinds: Array, held: Array | None) -> int | Non
     try:
         after = [_called(mode, branch, branch.holds, frame, before, kind) for kind in every]
         joined = _joined(mode, branch, before, after, groups)
-    except (
-        ArithmeticError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-        RanksDiverge,
-        NotInLockstep,
-        ValuesDiffer,
-    ):
+    except _ERRORS:
         return None
     _follow(frame, branch, branch.lines, lambda event, error: _assign(frame, joined))
     return int(np.flatnonzero(here)[0])

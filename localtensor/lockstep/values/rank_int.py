@@ -61,8 +61,8 @@ def rank_bool(values: Array, held: Array | None, words: str) -> bool | torch.Sym
 def rank_lists(cells: Sequence[Tensor], held: Partition) -> Any:
     """The nested lists of ints or bools of each rank as one; the cells have rows of one shape.
 
-    >>> from localtensor.lockstep.values.partition import by_value
-    >>> rank_lists([torch.tensor([[0, 5], [1, 5]])], by_value(np.array([0, 1, 1])))
+    >>> from localtensor.lockstep.values.partition import partition
+    >>> rank_lists([torch.tensor([[0, 5], [1, 5]])], partition(np.array([0, 1, 1]), [2]))
     [RankInts(0, 1, 1), 5]
     """
     each = [cell.tolist() if rows > 1 else [cell.tolist()] for cell, rows in zip(cells, held.sizes, strict=True)]
