@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
+from torch.distributed.tensor import DTensor
 from torch.fx.experimental import proxy_tensor
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,6 +41,7 @@ _SIZE_NAMES = (
 )  # fmt: skip
 _SIZES = frozenset(f"aten::{name}" for name in _SIZE_NAMES)
 
+_EQUAL = torch.ops.aten.equal.default
 _PLAIN = Tensor.__torch_dispatch__  # of types without their own dispatch, such as Parameter
 _get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 
@@ -89,6 +91,7 @@ class LocalTensorMode(TorchDispatchMode):
         self.in_flight: list[Any] = []
         self.standing: int | None = None  # the rank as which torch's own code runs
         self._paused = False
+        self.answers: list[bool] | None = None  # of ranks, to whether their shards are equal
         self.tracing: Any = None  # the graph that `make_fx` is recording under this mode
         self.compilers: list[Any] = []  # of Dynamo, each with the callback in whose place it compiles
         self._outer: Any = None  # the enclosing mode, and whether it was paused
@@ -184,6 +187,8 @@ class LocalTensorMode(TorchDispatchMode):
             if each is not LocalTensor and each.__torch_dispatch__ is not _PLAIN:
                 if self.recorder is not None and self.recorder.takes_op(each):
                     return self.recorder.op_of_dtensors(self, func, args, kwargs or {})
+                if func is _EQUAL and issubclass(each, DTensor) and self.answers is None:
+                    return dtensor.equal(self, func, args, kwargs or {})
                 # Under a fake mode torch computes shapes only.
                 return (
                     tracing.run_faked(self, func, types, args, kwargs or {})

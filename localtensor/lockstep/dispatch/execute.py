@@ -96,6 +96,9 @@ class ResultBuilder:
         for cell, one in enumerate(results):
             rows.extend(one if type(one) is PerRow else [one] * final.sizes[cell])
         first = rows[0]
+        if self.mode.answers is not None and self.func.name() == "aten::equal":
+            self.mode.answers.extend(rows)
+            return first
         if all(equal_or_nan(row, first) for row in rows):
             return first
         if type(first) is int:

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from localtensor._util.call_sites import is_user_file
 from localtensor.errors import NotInLockstep
@@ -30,6 +32,8 @@ _CONTAINERS = (dict, list, set, deque, bytearray, array, np.ndarray)
 _OTHERS = (Tensor, logging.Logger, logging.Handler, io.IOBase)
 """Values that are not followed: writes to tensors are refused by the dispatch mode, and output is not undone."""
 _OURS = ("torch.distributed.", "torch._C", "localtensor.")  # groups, meshes, modes
+_RUNNERS = ("_pytest.config", "_pytest.main", "_pytest.python", "_pytest.unittest", "pluggy.")
+"""Of the runner of tests, which a TestCase reaches; its caches change with every import.  Its fixtures are followed."""
 
 
 class Effects:
@@ -76,7 +80,7 @@ def _same(now: object, before: object) -> bool:
 
 def _members(name: str, value: Any) -> list[Any] | None:
     """What a value holds, whole or as one number or text that tells its state; None for one that holds nothing that can change."""
-    if isinstance(value, _OTHERS) or type(value).__module__.startswith(_OURS):
+    if isinstance(value, _OTHERS) or type(value).__module__.startswith((*_OURS, *_RUNNERS)):
         return None
     if isinstance(value, ModuleType):
         return _state_of_module(value)
@@ -157,3 +161,24 @@ def _state_of_module(module: ModuleType) -> list[Any] | None:
 def _file_of(kind: type) -> str:
     module = sys.modules.get(kind.__module__)
     return getattr(module, "__file__", None) or ("" if kind.__module__ == "builtins" else "<none>")
+
+
+class NoWrites(TorchDispatchMode):
+    """Refuses ops that write to tensors which were there before: the other ranks have them, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema, kwargs = func._schema, kwargs or {}
+        if schema.is_mutable:
+            named = {**dict(zip((one.name for one in schema.arguments), args, strict=False)), **kwargs}
+            for one in schema.arguments:
+                written = named.get(one.name) if one.alias_info is not None and one.alias_info.is_write else None
+                if any(isinstance(x, Tensor) and id(x) not in self._made for x in tree_leaves(written)):
+                    raise NotInLockstep(f"if: {func}", "it writes on some ranks only to a tensor that all of them have")
+        done = func(*args, **kwargs)
+        if not any(one.alias_info is not None for one in schema.returns):
+            self._made.update((id(x), x) for x in tree_leaves(done) if isinstance(x, Tensor))
+        return done

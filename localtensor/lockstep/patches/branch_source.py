@@ -14,24 +14,33 @@ import linecache
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, FrameType
 
 import torch
+from torch import Tensor
+from torch.fx.experimental import sym_node
 
-_LEAVES = (
+from localtensor._util.call_sites import is_user_file
+
+_OURS = str(Path(__file__).parents[2])
+_TESTS = str(Path(torch.__file__).with_name("testing") / "_internal")
+"""torch's bases of tests, which tests inherit from."""
+LEAVES = (
     ast.Return, ast.Break, ast.Continue, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.Delete, ast.NamedExpr,
 )  # fmt: skip
-_QUERIES = frozenset({
+QUERIES = frozenset({
     "get_rank", "get_world_size", "get_local_rank", "get_coordinate", "is_initialized", "len", "int", "min", "max", "abs", "isinstance", "hasattr",
     "getattr", "type", "range", "tuple", "sum", "any", "all", "size", "numel", "dim", "item", "tolist", "get_group_rank", "startswith", "endswith",
 })  # fmt: skip
 """Calls in a condition that may be made twice."""
-_MAKERS = _QUERIES | {
+_MAKERS = QUERIES | {
     "zeros", "ones", "full", "empty", "arange", "tensor", "zeros_like", "ones_like", "empty_like", "full_like", "clone", "view", "reshape", "to",
     "float", "bool", "str", "list", "dict", "set", "slice", "Size", "device", "chunk", "split", "narrow", "select", "unsqueeze", "squeeze", "cat",
     "stack", "detach", "contiguous", "Shard", "Replicate", "Partial",
 }  # fmt: skip
 """Calls in an assigned expression that may be made more than once: they only make what they return."""
+_SCOPES = ("locals", "vars", "exec", "eval")
 BODY, TEST = "_for_some_ranks", "_condition_of_some_ranks"
 _INNER = ("COMPARE_OP", "CONTAINS_OP")
 _JUMPS = ("POP_JUMP", "JUMP_IF", "UNARY_NOT", "TO_BOOL")
@@ -61,10 +70,26 @@ class Branch:
     arm: tuple[int, int] = (0, 0)
 
 
+def asking_frame(*, of_numbers: bool = False) -> FrameType | None:
+    """The frame of user code that asks, through the methods of SymInt as well if `of_numbers`; None if torch does."""
+    frame: FrameType | None = sys._getframe(1)
+    own = [
+        one.__code__
+        for one in (torch.SymBool.__bool__, torch.SymInt.__bool__, torch.SymInt.__index__, Tensor.__contains__)
+    ]
+    files = (_OURS, torch.__file__, sym_node.__file__) if of_numbers else _OURS
+    while frame is not None and (frame.f_code in own or frame.f_code.co_filename.startswith(files)):
+        frame = frame.f_back
+    if frame is None or any(name.startswith("__compiled_fn") for name in frame.f_code.co_names):
+        return None  # nor of what Dynamo has made of a function: its variables are elsewhere
+    file = frame.f_code.co_filename
+    return frame if is_user_file(file) or file.startswith(_TESTS) else None
+
+
 def branch_at(frame: FrameType) -> Branch | None:
     """The statement whose condition the frame asks for, if it can be run for some ranks."""
     code = frame.f_code
-    place = _position(frame)
+    place = position(frame)
     lines = linecache.getlines(code.co_filename, frame.f_globals)
     own = None if frame.f_locals is frame.f_globals else (*code.co_varnames, *code.co_cellvars)
     asks, argument = dis.opname[code.co_code[frame.f_lasti]], code.co_code[frame.f_lasti + 1]
@@ -79,51 +104,19 @@ def branch_at(frame: FrameType) -> Branch | None:
 
 def _compares_containers(frame: FrameType, text: str, place: tuple[int, ...]) -> bool:
     for node in ast.walk(tree_of(text) or ast.Module([], [])):
-        if isinstance(node, ast.Compare) and _is_at(node, place) and _are_calls_of(node, _QUERIES):
+        if isinstance(node, ast.Compare) and is_at(node, place) and are_calls_of(node, QUERIES):
             operands = [compile(ast.Expression(one), "", "eval") for one in (node.left, *node.comparators)]
             scope = dict(frame.f_locals)
             return any(isinstance(eval(one, frame.f_globals, scope), list | tuple | dict | set) for one in operands)  # noqa: S307
     return False
 
 
-def _position(frame: FrameType) -> tuple[int, ...] | None:
+def position(frame: FrameType) -> tuple[int, ...] | None:
     """The lines and columns of the expression that is asked; on Python 3.10 the line alone."""
     if not hasattr(frame.f_code, "co_positions"):
         return (frame.f_lineno,)
     place = next(iter([*frame.f_code.co_positions()][frame.f_lasti // 2 :]), None)
     return None if place is None or None in place else tuple(at for at in place if at is not None)
-
-
-def list_at(frame: FrameType) -> list[object] | None:
-    """The list from which the frame takes one item, if it is named without a call, and its index is an int and no slice."""
-    place = _position(frame)
-    if place is None or not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("BINARY_SUBSCR"):
-        return None
-    text = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
-    codes = _container(text, frame.f_code.co_filename, place)
-    if codes is None:
-        return None
-    scope = dict(frame.f_locals)
-    found, again, index = (eval(codes[at], frame.f_globals, scope) for at in (0, 0, 1))  # noqa: S307  # expressions of the frame's own
-    one_list = type(found) is list and found is again  # not one that a property makes each time
-    return found if one_list and isinstance(index, torch.SymInt) else None
-
-
-@functools.lru_cache(512)
-def _container(text: str, file: str, place: tuple[int, ...]) -> tuple[CodeType, CodeType] | None:
-    """What the subscript at this place takes an item from, and its index; None unless both may be evaluated twice."""
-    tree = tree_of(text)
-    found = [one for one in ast.walk(tree) if isinstance(one, ast.Subscript) and _is_at(one, place)] if tree else []
-    if len(found) != 1 or not isinstance(found[0].ctx, ast.Load):
-        return None
-    plain = (ast.Name, ast.Attribute, ast.Constant, ast.Subscript, ast.expr_context)
-    index = found[0].slice
-    again = _are_calls_of(index, _QUERIES) and not any(
-        isinstance(one, (*_LEAVES, ast.Slice)) for one in ast.walk(index)
-    )
-    if not again or not all(isinstance(one, plain) for one in ast.walk(found[0].value)):
-        return None
-    return compile(ast.Expression(found[0].value), file, "eval"), compile(ast.Expression(index), file, "eval")
 
 
 @functools.lru_cache(512)
@@ -151,14 +144,16 @@ def _branch(
             for owner, test in _conditions(node):
                 leads = _answer(owner, test, place, inner=inner)
                 if leads is not None:
-                    return _made(node, test, (leads, inner), file, (None if own is None else {*own}, {*free}))
+                    return branch_of(
+                        node, test, (leads, inner), (text, file), (None if own is None else {*own}, {*free})
+                    )
     return next(_comparisons(tree, file, place, {*(own or ()), *free}), None) if inner else None
 
 
 def _comparisons(tree: ast.Module, file: str, place: tuple[int, ...], local: set[str]) -> Iterator[Branch]:
     """The comparison of containers at this place, wherever it stands: the ranks may agree on it as a whole."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Compare) and _is_at(node, place) and _are_calls_of(node, _QUERIES):
+        if isinstance(node, ast.Compare) and is_at(node, place) and are_calls_of(node, QUERIES):
             leads = _answer(node, node, place, inner=True)
             names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
             if leads is not None:
@@ -183,25 +178,25 @@ def _conditions(node: ast.stmt) -> Iterator[tuple[ast.stmt | ast.expr, ast.expr]
     if isinstance(node, ast.If | ast.Assert):
         yield node, node.test
     elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-        yield from ((one, one.test) for one in _in_this_scope(node.value) if isinstance(one, ast.IfExp))
+        yield from ((one, one.test) for one in in_this_scope(node.value) if isinstance(one, ast.IfExp))
 
 
-def _in_this_scope(node: ast.AST) -> Iterator[ast.AST]:
+def in_this_scope(node: ast.AST) -> Iterator[ast.AST]:
     """The nodes beneath, but those of functions and comprehensions: they have frames of their own, or run several times."""
     if not isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
         yield node
         for one in ast.iter_child_nodes(node):
-            yield from _in_this_scope(one)
+            yield from in_this_scope(one)
 
 
 def _answer(node: ast.stmt | ast.expr, test: ast.expr, place: tuple[int, ...], *, inner: bool) -> bool | None:
     """What the expression at this place must be for the condition to hold; None if the condition does not ask for it."""
-    whole = _is_at(
+    whole = is_at(
         node, place
     )  # on Python 3.11 the jump has the place of the statement, or of the conditional expression
     answers = set()
     for one, leads in _asked(test, leads=True):
-        if whole or _is_at(one, place):
+        if whole or is_at(one, place):
             operators = one.ops if isinstance(one, ast.Compare) else []
             backwards = (ast.NotIn, ast.NotEq) if inner else ()  # a part of a container is compared
             unclear = inner and (
@@ -222,30 +217,44 @@ def _asked(test: ast.expr, *, leads: bool) -> Iterator[tuple[ast.expr, bool]]:
         yield test, leads
 
 
-def _is_at(node: ast.expr | ast.stmt, place: tuple[int, ...]) -> bool:
+def is_at(node: ast.expr | ast.stmt, place: tuple[int, ...]) -> bool:
     if len(place) == 1:
         return node.lineno == place[0]
     return (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == place
+
+
+@functools.lru_cache(512)
+def names_read(code: CodeType) -> frozenset[str]:
+    """The variables that one of the functions of a `Branch` reads.
+
+    >>> sorted(names_read((lambda a, b, c: [a, [c for b in a]]).__code__))
+    ['a', 'c']
+    """
+    found: set[str] = set()
+    for one in dis.get_instructions(code):
+        if one.opname.startswith(("LOAD_", "STORE_FAST_LOAD", "MAKE_CELL")):
+            found.update(one.argval if isinstance(one.argval, tuple) else (one.argval,))
+    return frozenset(found & {*code.co_varnames, *code.co_cellvars})
 
 
 def _is_fit(node: ast.stmt, test: ast.expr, free: set[str]) -> bool:
     """Whether the statement stays in its function, sets no attribute, and has a condition that may be evaluated twice."""
     assertion = isinstance(node, ast.Assert)
     body = [] if assertion else [one for one in ast.walk(node) if one is not node]
-    leaves = any(isinstance(one, _LEAVES) for one in (*body, *ast.walk(test)))
+    leaves = any(isinstance(one, LEAVES) for one in (*body, *ast.walk(test)))
     shared = any(isinstance(one, ast.Attribute | ast.Subscript) and isinstance(one.ctx, ast.Store) for one in body)
-    named = any(isinstance(one, ast.Name) and one.id in ("super", "locals", "vars", "exec", "eval") for one in body)
+    named = any(isinstance(one, ast.Name) and one.id in ("super", *_SCOPES) for one in body)
     private = any(
         isinstance(one, ast.Attribute) and one.attr.startswith("__") and not one.attr.endswith("__")
         for one in (*body, *ast.walk(test))
     )
     often = _MAKERS if isinstance(node, ast.Assign | ast.AnnAssign) else None  # the statement itself runs, too
-    again = _are_calls_of(test, _QUERIES) and (often is None or _are_calls_of(node, often))
+    again = are_calls_of(test, QUERIES) and (often is None or are_calls_of(node, often))
     assigned = {one.id for one in body if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
     return not (leaves or shared or named or private or assigned & free) and again
 
 
-def _are_calls_of(node: ast.AST, names: frozenset[str]) -> bool:
+def are_calls_of(node: ast.AST, names: frozenset[str]) -> bool:
     return all(_name_of(one.func) in names for one in ast.walk(node) if isinstance(one, ast.Call))
 
 
@@ -255,18 +264,47 @@ def _name_of(function: ast.expr) -> str:
     )
 
 
-def _made(
-    node: ast.stmt, test: ast.expr, asked: tuple[bool, bool], file: str, local: tuple[set[str] | None, set[str]]
+def _loop_names(node: ast.stmt, text: str) -> set[str]:
+    """The variables of `for` loops within the statement that its function reads nowhere else: they need no value behind it."""
+    around = [one for one in ast.walk(tree_of(text) or ast.Module([], [])) if isinstance(one, ast.FunctionDef)]
+    around = [one for one in around if any(each is node for each in ast.walk(one))]
+    if not around or any(isinstance(one, ast.Name) and one.id in _SCOPES for one in ast.walk(around[0])):
+        return set()
+    loops = [one for one in ast.walk(node) if isinstance(one, ast.For)]
+    named = {
+        name: {id(x) for one in loops if name in _names_in(one.target) for part in one.body for x in ast.walk(part)}
+        for name in {name for one in loops for name in _names_in(one.target)}
+    }
+    read = [one for one in ast.walk(around[0]) if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Store)]
+    read += [
+        one.target for one in ast.walk(around[0]) if isinstance(one, ast.AugAssign) and isinstance(one.target, ast.Name)
+    ]
+    return {name for name, within in named.items() if all(id(one) in within for one in read if one.id == name)}
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def branch_of(
+    node: ast.stmt,
+    test: ast.expr,
+    asked: tuple[bool, bool],
+    source: tuple[str, str],
+    local: tuple[set[str] | None, set[str]],
 ) -> Branch | None:
     own, free = local
     if not _is_fit(node, test, free):
         return None
-    leads, inner = asked
+    (leads, inner), (text, file) = asked, source
     names = [one for one in ast.walk(test if isinstance(node, ast.Assert) else node) if isinstance(one, ast.Name)]
-    assigns = {one.id for one in names if isinstance(one.ctx, ast.Store)} | set(_imported(node))
+    loop_names = set() if own is None else _loop_names(node, text)
+    own_names = (one for one in in_this_scope(node) if isinstance(one, ast.Name))
+    assigns = {one.id for one in own_names if isinstance(one.ctx, ast.Store)} | set(_imported(node))
     if own is not None and not isinstance(node, ast.Assert) and not assigns <= own | free:
         return None  # a global variable
     variables = sorted({one.id for one in names if one.id in (own or set()) | free} | assigns)
+    assigns -= loop_names
     reads = tuple(sorted({one.id for one in names if isinstance(one.ctx, ast.Load)}))
     line = (node.end_lineno or 0) + 1
 

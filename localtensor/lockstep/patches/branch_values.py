@@ -23,10 +23,32 @@ def narrowed(mode: Any, value: Any, kind: Partition) -> Any:
     if type(value) in (list, tuple):
         return type(value)(narrowed(mode, one, kind) for one in value)
     if isinstance(value, LocalTensor) and not (value._partition.row_of[kind.row_of != NOWHERE] != NOWHERE).any():
+        if value.shape_elsewhere is not None:
+            return torch.zeros(value.shape_elsewhere, dtype=value.dtype, device=value.device)
         raise NotHeld("if", np.flatnonzero(kind.row_of != NOWHERE).tolist(), value.ranks)
     if type(value) in (Tensor, LocalTensor, Parameter) and value.requires_grad and torch.is_grad_enabled():
         return _Narrow.apply(value, mode, kind)
     return narrow_value(mode, value, kind)
+
+
+class _Unset:
+    """A variable that the frame does not have."""
+
+
+UNSET = _Unset()
+
+
+def variable_on(mode: Any, value: Any, kind: Partition, needed: bool = False) -> Any:
+    """The value of a variable on these ranks.  It is unset where none of them holds one: it was assigned on others only.
+
+    Raises `NotHeld` for one that is `needed`.
+    """
+    try:
+        return narrowed(mode, value, kind)
+    except NotHeld:
+        if needed:
+            raise
+        return UNSET
 
 
 def joined_with_gradients(mode: Any, found: Sequence[Any], groups: Partition) -> Any:

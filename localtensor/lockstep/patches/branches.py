@@ -17,22 +17,17 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from localtensor._util.call_sites import is_user_file
-from localtensor.errors import NotInLockstep
-from localtensor.lockstep.patches.branch_effects import Effects
-from localtensor.lockstep.patches.branch_source import TEST, Branch, branch_at, list_at
-from localtensor.lockstep.patches.branch_values import joined_with_gradients, narrowed
+from localtensor.errors import NotHeld, NotInLockstep, RanksDiverge, ValuesDiffer
+from localtensor.lockstep.patches.branch_effects import Effects, NoWrites
+from localtensor.lockstep.patches.branch_items import assignment_at, list_at
+from localtensor.lockstep.patches.branch_source import TEST, Branch, asking_frame, branch_at, names_read
+from localtensor.lockstep.patches.branch_values import UNSET, joined_with_gradients, narrowed, variable_on
 from localtensor.lockstep.patches.device_mesh import (
     narrow_mode,
     ranks_of_row,
@@ -42,7 +37,17 @@ from localtensor.lockstep.values import formatting
 from localtensor.lockstep.values.local_tensor import left_alone_by_the_compiler
 from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, by_value
 
-_OURS = str(Path(__file__).parents[2])
+_ERRORS = (
+    ArithmeticError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    NotHeld,
+    NotInLockstep,
+    RanksDiverge,
+    ValuesDiffer,
+)
 
 
 class _Differs(Exception):  # it is no error: the condition is evaluated for the kinds of rank apart
@@ -58,7 +63,7 @@ def run_for_some_ranks(mode: Any, values: Array, held: Array | None) -> bool | N
 
     `values` has for each rank whether what is asked for holds; `held` marks the ranks that ask.
     """
-    frame = _asking_frame()
+    frame = asking_frame()
     if frame is None or mode is None:
         return None
     if frame.f_code.co_name == TEST:
@@ -124,20 +129,20 @@ def _called(
     mode: Any, branch: Branch, code: CodeType, frame: FrameType, before: dict[str, Any], kind: Partition
 ) -> Any:
     """What a function of the statement returns on these ranks: its variables afterwards, or whether the condition holds."""
-    function = FunctionType(code, frame.f_globals)
+    function, needed = FunctionType(code, frame.f_globals), names_read(code)
     with _on_ranks(mode, branch, {**frame.f_globals, **before}, kind):
-        given = {name: narrowed(mode, before.get(name, _UNSET), kind) for name in branch.variables}
+        given = {name: variable_on(mode, before.get(name, UNSET), kind, name in needed) for name in branch.variables}
         own = Effects(given)  # lists are copies, which the other ranks do not have
         after = function(*given.values())
         _check_effects(own)
-    return {name: value for name, value in after.items() if value is not _UNSET} if code is not branch.test else after
+    return {name: value for name, value in after.items() if value is not UNSET} if code is not branch.test else after
 
 
 @contextmanager
 def _on_ranks(mode: Any, branch: Branch, scope: dict[str, Any], kind: Partition) -> Iterator[None]:
     """While inside, the statement runs on these ranks.  Raises `NotInLockstep` if it has changed what all ranks have."""
     shared = Effects({name: scope[name] for name in branch.reads if name in scope})
-    with narrow_mode(mode, kind), without_other_modes(mode), _NoWrites():
+    with narrow_mode(mode, kind), without_other_modes(mode), NoWrites():
         yield
     _check_effects(shared)
 
@@ -168,8 +173,13 @@ class _Arm:
             return None  # the condition has raised
         kind, names = ranks_of_row(self._groups, 1), [name for name in self._branch.variables if name in self._before]
         self._stack.enter_context(_on_ranks(self._mode, self._branch, {**self._frame.f_globals, **self._before}, kind))
+        needed = names_read(self._branch.holds) if self._branch.holds is not None else frozenset()
+        with self._stack:
+            found = {name: variable_on(self._mode, self._before[name], kind, name in needed) for name in names}
+            self._stack = self._stack.pop_all()
         _running.append(self)
-        given = {name: narrowed(self._mode, self._before[name], kind) for name in names}
+        given = {name: value for name, value in found.items() if value is not UNSET}
+        self._unset = found.keys() - given.keys()  # the frame has them, and does not read them
         self._given = Effects(given)
         _assign(self._frame, given)
         return self._branch.arm, self.end
@@ -178,7 +188,8 @@ class _Arm:
         """Joins the variables behind the last line; restores them where the frame has raised an error."""
         _running.remove(self)
         now = dict(self._frame.f_locals)
-        self._after[1] = {name: now[name] for name in self._branch.variables if name in now}
+        kept = {name for name in self._unset if now.get(name) is self._before[name]}
+        self._after[1] = {name: now[name] for name in self._branch.variables if name in now and name not in kept}
         _assign(self._frame, {name: self._before[name] for name in self._branch.variables if name in self._before})
         if error is not None:
             self._stack.__exit__(*error)
@@ -210,46 +221,26 @@ Next = tuple[tuple[int, int], Callable[[str, Any], Any]] | None
 """Further lines to follow, and what to call behind them."""
 
 
-class _NoWrites(TorchDispatchMode):
-    """Refuses ops that write to tensors which were there before: the other ranks have them, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._made: dict[int, Tensor] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        schema, kwargs = func._schema, kwargs or {}
-        if schema.is_mutable:
-            named = {**dict(zip((one.name for one in schema.arguments), args, strict=False)), **kwargs}
-            for one in schema.arguments:
-                written = named.get(one.name) if one.alias_info is not None and one.alias_info.is_write else None
-                if any(isinstance(x, Tensor) and id(x) not in self._made for x in tree_leaves(written)):
-                    raise NotInLockstep(f"if: {func}", "it writes on some ranks only to a tensor that all of them have")
-        done = func(*args, **kwargs)
-        if not any(one.alias_info is not None for one in schema.returns):
-            self._made.update((id(x), x) for x in tree_leaves(done) if isinstance(x, Tensor))
-        return done
-
-
 def _joined(
     mode: Any, branch: Branch, before: dict[str, Any], after: Sequence[dict[str, Any]], groups: Partition
 ) -> dict[str, Any]:
     """The variables that are assigned, with the value of each kind of rank.  One that only some have is that of those."""
     joined: dict[str, Any] = {}
     for name in branch.assigns:
-        each = [found.get(name, _UNSET) for found in after]
-        if any(one is _UNSET for one in each):  # other ranks have no such variable, and cannot read it
-            joined.update((name, one) for one in each if one is not _UNSET)
+        each = [
+            variable_on(mode, found.get(name, UNSET), ranks_of_row(groups, row))
+            if found is before
+            else found.get(name, UNSET)
+            for row, found in enumerate(after)
+        ]
+        if any(one is UNSET for one in each):  # other ranks have no such variable, and cannot read it
+            joined.update((name, one) for one in each if one is not UNSET)
             continue
         whole = next((type(one).__name__ for one in each if isinstance(one, DTensor | np.ndarray)), None)
         if whole and any(one is not each[0] for one in each):
             problem = f"a value of type {whole} is assigned on some ranks only, and is one object for all"
             raise NotInLockstep(f"if: {name}", problem)
-        own = [
-            narrowed(mode, one, ranks_of_row(groups, row)) if found is before else one
-            for row, (one, found) in enumerate(zip(each, after, strict=True))
-        ]
-        joined[name] = joined_with_gradients(mode, own, groups)
+        joined[name] = joined_with_gradients(mode, each, groups)
     return joined
 
 
@@ -311,12 +302,14 @@ def item_for_each_rank(mode: Any, values: Array, held: Array | None) -> int | No
 
     The list has them as its last item until the frame's next instruction, in which a trace function takes it away again.
     """
-    frame = _asking_frame()
-    found = None if frame is None or mode is None or sys.gettrace() not in (None, _no_calls) else list_at(frame)
-    if frame is None or not found:
+    frame = asking_frame()
+    if mode is None or sys.gettrace() not in (None, _no_calls):
         return None
-    here = mode.everyone.row_of != NOWHERE
-    here = here if held is None else here & held
+    here = _ranks_here(mode, held)
+    found = None if frame is None or _is_replaced(frame) else list_at(frame)
+    if frame is None or not found:
+        rank = rank_of_assignment(mode, values, held)
+        return None if rank is None else int(values[rank])
     outside = ((values < -len(found)) | (values >= len(found)))[here]
     if outside.any():
         return len(found) if outside.all() else None  # IndexError, as on each rank; on some, the others go on
@@ -340,25 +333,40 @@ def item_for_each_rank(mode: Any, values: Array, held: Array | None) -> int | No
     return len(found) - 1
 
 
-class _Unset:
-    """A variable that the frame does not have."""
+def rank_of_assignment(mode: Any, kinds: Array, held: Array | None) -> int | None:
+    """Runs the assignment that asks for a number of each rank for each kind of rank, and returns the rank whose number it gets now.
+
+    It then gets the joined values.  None where that cannot be, or fails on some ranks, of which the others may know nothing.
+    """
+    frame = None if mode is None or sys.gettrace() not in (None, _no_calls) else asking_frame(of_numbers=True)
+    if frame is None:
+        return None
+    here = _ranks_here(mode, held)
+    if _is_replaced(frame):
+        return int(np.flatnonzero(here)[0])
+    branch, groups = assignment_at(frame), by_value(kinds, here)
+    if branch is None or branch.holds is None or groups.rows == 1:
+        return None
+    before = dict(frame.f_locals)
+    every = [ranks_of_row(groups, row) for row in range(groups.rows)]
+    try:
+        after = [_called(mode, branch, branch.holds, frame, before, kind) for kind in every]
+        joined = _joined(mode, branch, before, after, groups)
+    except _ERRORS:
+        return None
+    _follow(frame, branch, branch.lines, lambda event, error: _assign(frame, joined))
+    return int(np.flatnonzero(here)[0])
 
 
-_UNSET = _Unset()
+def _ranks_here(mode: Any, held: Array | None) -> Array:
+    here: Array = mode.everyone.row_of != NOWHERE
+    return here if held is None else here & held
 
 
-def _asking_frame() -> FrameType | None:
-    """The frame of user code that asks for the answer of a condition or for an index; None if torch does."""
-    frame: FrameType | None = sys._getframe(1)
-    own = [
-        one.__code__
-        for one in (torch.SymBool.__bool__, torch.SymInt.__bool__, torch.SymInt.__index__, Tensor.__contains__)
-    ]
-    while frame is not None and (frame.f_code in own or frame.f_code.co_filename.startswith(_OURS)):
-        frame = frame.f_back
-    if frame is None or any(name.startswith("__compiled_fn") for name in frame.f_code.co_names):
-        return None  # nor of what Dynamo has made of a function: its variables are elsewhere
-    return frame if is_user_file(frame.f_code.co_filename) else None
+def _is_replaced(frame: FrameType) -> bool:
+    """Whether the frame runs an assignment whose variables get other values behind it."""
+    branch = _decided.get(frame)
+    return branch is not None and branch.again and branch.lines[0] <= frame.f_lineno <= branch.lines[1]
 
 
 def _assign(frame: FrameType, values: dict[str, Any]) -> None:
@@ -371,3 +379,4 @@ def _assign(frame: FrameType, values: dict[str, Any]) -> None:
 
 formatting.BRANCHES[:] = [run_for_some_ranks]
 formatting.ITEMS[:] = [item_for_each_rank]
+formatting.CHOICES[:] = [rank_of_assignment]

@@ -111,6 +111,14 @@ def _as_lowest(mode: Mode, original: Fn, mesh: DeviceMesh, *args: object, **kwar
         return original(mesh, *args, **kwargs)
 
 
+def _all_submeshes(mode: Mode, original: Fn, mesh: DeviceMesh, name: str) -> object:
+    """All meshes along one axis, each with a group of its ranks."""
+    found: Any = _as_lowest(mode, original, mesh, name)
+    for one in found:
+        one._dim_group_names = [mode.groups.make([mesh_ranks(one).reshape(-1).tolist()]).group_name]
+    return found
+
+
 def _tensor_of(mode: Mode, original: Fn, full_mesh: torch.Tensor, current_rank: int | None = None) -> object:
     if mode.standing is not None or current_rank is not None or full_mesh.shape[0] == 1:
         return original(full_mesh, current_rank)
@@ -128,6 +136,7 @@ MESH_PATCHES: dict[str, Patch] = {
     # Ranks outside of a mesh hold nothing of its tensors, and take no part in its collectives.
     "_is_current_rank_part_of_mesh": lambda mode, original, mesh: True,
     "_flatten": _as_lowest,
+    "_get_all_submeshes": _all_submeshes,
     "_unflatten": _as_lowest,
     "_get_mesh_tensor_from_full_mesh": _tensor_of,
 }

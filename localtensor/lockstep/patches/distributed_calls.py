@@ -1,7 +1,8 @@
 """Functions of torch.distributed that depend on the rank, for all ranks at once.
 
 Most run unchanged.  Where torch's own code is right for the root, it runs as the root (`standing_at`); others are
-replaced.  Point-to-point messages are refused: in one control flow, all ranks would send.
+replaced.  Point-to-point messages are refused, since in one control flow all ranks would send, but for `batch_isend_irecv`, in which each
+rank sends to a rank that receives from it.
 
 An object collective sends one object for all ranks.  Its tensors and ints of each rank are taken from the sender; the
 rest must be the same on all ranks, and is copied by pickle, as torch.distributed does.
@@ -10,8 +11,9 @@ rest must be the same on all ranks, and is copied by pickle, as torch.distribute
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 from typing import Any
 
@@ -23,8 +25,9 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 from torch.utils import _pytree
 
-from localtensor._util.call_sites import Fn, bound_arguments
-from localtensor.errors import NotInLockstep, WrongListLength
+from localtensor._util.call_sites import Fn, bound_arguments, origin
+from localtensor.collectives.c10d_table import CallArguments
+from localtensor.errors import NotHeld, NotInLockstep, WrongListLength
 from localtensor.lockstep.comms import c10d_dispatch, collectives
 from localtensor.lockstep.comms.collectives import stacked_value
 from localtensor.lockstep.comms.process_groups import Groups, LockstepGroup, resolve_group
@@ -32,8 +35,8 @@ from localtensor.lockstep.comms.stacked_collectives import GroupFamily
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute, patch_distributed, refuse
 from localtensor.lockstep.values.local_tensor import Mode, wrap
-from localtensor.lockstep.values.partition import Array
-from localtensor.lockstep.values.rank_int import is_rank_int, rank_int
+from localtensor.lockstep.values.partition import NOWHERE, Array
+from localtensor.lockstep.values.rank_int import is_rank_int, rank_int, rank_values
 
 
 def object_from_source(mode: Mode, thing: object, source: Array) -> object:
@@ -181,10 +184,94 @@ def _scatter_object_list(mode: Mode, original: Fn, *args: object, **kwargs: obje
     options["scatter_object_output_list"][0] = select_objects(mode, things, family.position, _sources(family, root))
 
 
+# -- messages from rank to rank
+
+
+def _p2p_op(mode: Mode, original: Fn, message: Any, *args: object, **kwargs: object) -> None:
+    """A message with the peer of each rank, by its place in the group."""
+    options = bound_arguments(original, (message, *args), kwargs)
+    message.op, message.tensor, message.tag = options["op"], options["tensor"], options.get("tag", 0)
+    message.group = _group_or_default(options.get("group"))
+    given, place = options.get("peer"), options.get("group_peer")
+    if (given is None) == (place is None):
+        original(message, *args, **kwargs)  # raises
+    peer: Any = given if place is None else place
+    values, held = rank_values(peer, mode.world), mode.everyone.row_of != NOWHERE
+    if values is not None and peer.node.held is not None and (held & ~peer.node.held).any():
+        raise NotHeld("P2POp", np.flatnonzero(held).tolist(), np.flatnonzero(peer.node.held).tolist())
+    peers = np.full(mode.world, peer) if values is None else values
+    family = resolve_group(mode, message.group).family
+    if place is None and not (known := np.isin(peers, np.flatnonzero(family.members)))[held].all():
+        raise NotInLockstep("torch.distributed.P2POp", f"rank {peers[held & ~known][0]} is in no group of it")
+    message.peer, message.group_peer = given, place
+    message.places = family.position[np.where(held, peers, 0)] if place is None else peers
+
+
+def _batch(mode: Any, original: Fn, messages: list[Any]) -> list[Any]:
+    """Each rank's messages: what is received is what its peer sends, in the order of the list, by tag."""
+    c10d._check_p2p_op_list(messages)
+    family = resolve_group(mode, messages[0].group).family
+    sends, receives = ([one for one in messages if one.op is op] for op in (c10d.isend, c10d.irecv))
+    found = [_matches(mode, family, sends, receives, at) for at in range(len(receives))]
+    sent = sum(int(_talk(mode, family).sum()) for _ in sends)
+    if sent != sum(int((number >= 0).sum()) for number, _ in found):
+        raise NotInLockstep("torch.distributed.batch_isend_irecv", "a rank sends what no rank receives in this call")
+    with plain_dispatch():
+        values = [stacked_value(mode, one.tensor) for one in sends]
+        got = [collectives.select(values, number, source) for number, source in found]
+    with ExitStack() as failed:
+        works = {}
+        for one in sends:
+            mode.check_read(one.tensor, "isend")
+            works[id(one)] = c10d_dispatch.LockstepWork(mode, "isend", CallArguments([one.tensor], []), family)
+            failed.callback(works[id(one)].wait)
+        for one, value in zip(receives, got, strict=True):
+            mode.check_not_in_flight(one.tensor, "irecv")
+            brought = CallArguments([], [one.tensor])
+            with plain_dispatch():
+                c10d_dispatch.write_result(mode, one.tensor, value, "irecv", brought, family)
+            works[id(one)] = c10d_dispatch.LockstepWork(mode, "irecv", brought, family)
+            failed.callback(works[id(one)].wait)
+        failed.pop_all()
+    if mode.recorder is not None:
+        mode.recorder.called(
+            "batch_isend_irecv", [one.tensor for one in sends], family.groups, origin(sys._getframe(2)).place
+        )
+    return [works[id(one)] for one in messages]
+
+
+def _talk(mode: Mode, family: GroupFamily) -> Array:
+    found: Array = family.members & (mode.everyone.row_of != NOWHERE)
+    return found
+
+
+def _matches(mode: Mode, family: GroupFamily, sends: list[Any], receives: list[Any], at: int) -> tuple[Array, Array]:
+    """For each rank the number of the message that its receive at this place of the list gets, and the rank that sends it."""
+    number, source = np.full(mode.world, -1), np.zeros(mode.world, np.int64)
+    here, mine = _talk(mode, family), receives[at]
+    for rank in np.flatnonzero(here).tolist():
+        group, place = family.group_of(rank), int(mine.places[rank])
+        peer = group[place] if 0 <= place < len(group) else rank
+        before = sum(one.tag == mine.tag and one.places[rank] == place for one in receives[:at])
+        fits = [
+            index
+            for index, one in enumerate(sends)
+            if one.tag == mine.tag and here[peer] and one.places[peer] == family.position[rank]
+        ]
+        if peer == rank or before >= len(fits):
+            raise NotInLockstep(
+                "torch.distributed.batch_isend_irecv",
+                f"rank {rank} receives what rank {peer} does not send in this call",
+            )
+        number[rank], source[rank] = fits[before], peer
+    return number, source
+
+
 DISTRIBUTED_PATCHES: dict[str, Patch] = {
     "gather": _run_as_root("dst"),
     "scatter": _run_as_root("src"),
     "barrier": _barrier,
+    "batch_isend_irecv": _batch,
     "all_to_all_single": _all_to_all_single,
     "all_gather_object": _all_gather_object,
     "gather_object": _gather_object,
@@ -257,7 +344,7 @@ def _canonical(mode: Mode, original: Fn, *args: object, **kwargs: object) -> obj
 
 OTHER_PATCHES: list[tuple[Any, str, Callable[..., Any]]] = [
     (c10d, "_canonicalize_group_rank", _canonical),
-    (c10d, "_check_p2p_op_list", refuse("torch.distributed.batch_isend_irecv", c10d_dispatch.POINT_TO_POINT)),
+    (c10d.P2POp, "__init__", _p2p_op),
     (c10d, "_find_pg_by_ranks_and_tag", _find_group),
     (functional, "permute_tensor", _permute_tensor),
     (with_gradients._Gather, "forward", _forward_as_root),

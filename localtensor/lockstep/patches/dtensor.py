@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import _api, _collective_utils, _utils
-from torch.distributed.tensor.placement_types import Placement, Replicate, Shard, _MaskPartial, _StridedShard
+from torch.distributed.tensor import DTensor, _api, _collective_utils, _utils
+from torch.distributed.tensor.placement_types import Replicate, Shard, _MaskPartial, _StridedShard
+from torch.utils import _python_dispatch
 
 from localtensor._util.call_sites import Fn
 from localtensor.lockstep.comms.collectives import select, stacked_value
@@ -27,16 +28,10 @@ from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches import device_mesh, nn_modules, shard_offsets
 from localtensor.lockstep.patches.device_mesh import for_each_rank_group, keep_ranks, wait_for
 from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute
-from localtensor.lockstep.patches.shard_offsets import shard_sizes_and_starts, take_chunk
+from localtensor.lockstep.patches.shard_offsets import AnyShard, any_differs, take_chunk
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
-from localtensor.lockstep.values.partition import NOWHERE, Array, by_value, partition
+from localtensor.lockstep.values.partition import NOWHERE, Array, partition
 from localtensor.lockstep.values.rank_int import Int, is_rank_int, rank_int, rank_values
-
-AnyShard = Shard | _StridedShard
-
-
-def _any_differs(*values: object) -> bool:
-    return any(is_rank_int(value) for value in values)
 
 
 def by_rank_group(place: int, name: str) -> Patch:
@@ -120,7 +115,7 @@ def _unpad_with_sizes(
 
 
 def _pad(mode: Mode, original: Fn, tensor: Tensor, pad_dim: int, pad_size: Int) -> object:
-    if not _any_differs(pad_size):
+    if not any_differs(pad_size):
         return original(tensor, pad_dim, pad_size)
     pad: list[Any] = [0, 0] * (tensor.dim() - pad_dim)
     pad[-1] = pad_size
@@ -128,7 +123,7 @@ def _pad(mode: Mode, original: Fn, tensor: Tensor, pad_dim: int, pad_size: Int) 
 
 
 def _unpad(mode: Mode, original: Fn, tensor: Tensor, pad_dim: int, pad_size: Any) -> object:
-    if not _any_differs(pad_size):
+    if not any_differs(pad_size):
         return original(tensor, pad_dim, pad_size)
     tensor = _on_holders(mode, tensor, pad_size)
     return tensor.narrow(pad_dim, 0, tensor.size(pad_dim) - pad_size)
@@ -197,130 +192,13 @@ def _chunk_cat(mode: Mode, original: Fn, tensor: Tensor, num_chunks: int, narrow
     return for_each_rank_group(mode, _sizes(tensor), of_kind)
 
 
-# -- the rows of an embedding
-
-
-def _mask(mode: Mode, original: Fn, tensor: Tensor, offset: Int, size: Int) -> Any:
-    """The mask of rows that a rank does not have, and the indices of the others in its shard."""
-    if not _any_differs(offset, size):
-        return original(tensor, offset, size)
-    start, length = _as_tensor(mode, offset), _as_tensor(mode, size)
-    mask = (tensor < start) | (tensor >= start + length)
-    return mask, torch.where(mask, 0, tensor - start).to(tensor.dtype)
-
-
-def _as_tensor(mode: Mode, number: Any) -> Any:
-    """The int of each rank as a tensor without dims; a plain int as it is."""
-    values = rank_values(number, mode.world)
-    if values is None:
-        return number
-    held = number.node.held
-    with plain_dispatch():
-        rows = torch.from_numpy(np.unique(values if held is None else values[held]))
-    return wrap((rows,), partition(by_value(values, held).row_of, [len(rows)]), mode)
-
-
-# -- shapes
-
-
-def _global_shape(mode: Mode, original: Fn, shape: Any, mesh: DeviceMesh, placements: Any) -> object:
-    """The global shape: the sum of all ranks' sizes on the sharded dim, which torch gathers."""
-    if len(placements) != 1 or mesh.ndim != 1 or not isinstance(placements[0], Shard):
-        return original(shape, mesh, placements)
-    dim, whole = placements[0].dim, list(shape)
-    if any(is_rank_int(size) for place, size in enumerate(shape) if place != dim % len(whole)):
-        raise RuntimeError("Non-sharded dimensions should have identical size across ranks.")  # torch's own message
-    sizes, total = rank_values(shape[dim], mode.world), np.zeros(mode.world, np.int64)
-    with mode.disable():
-        ranks = device_mesh.mesh_ranks(mesh)
-    total[ranks] = ranks.shape[1] * shape[dim] if sizes is None else sizes[ranks].sum(1, keepdims=True)
-    held = np.isin(np.arange(mode.world), ranks)
-    whole[dim] = rank_int(total, None if held.all() else held)
-    return torch.Size(whole)
-
-
-def _shapes_and_offsets(
-    mode: Mode, original: Fn, global_shape: Sequence[Int], mesh_shape: Sequence[int], my_coordinate: Any, placements: Any,
-    skip_offset: bool = False,
-) -> object:  # fmt: skip
-    """The shape of each rank's shard, and its offset in the whole tensor."""
-    if my_coordinate is None or _any_differs(*global_shape):
-        return original(global_shape, mesh_shape, my_coordinate, placements, skip_offset)
-    listed = isinstance(my_coordinate, list | tuple)
-    places = [my_coordinate[axis] if listed else my_coordinate(axis) for axis in range(len(placements))]
-    cut = {axis: _cut(placed, mesh_shape[axis]) for axis, placed in enumerate(placements) if _is_shard(placed)}
-    if not _any_differs(*(places[axis] for axis in cut)):
-        return original(global_shape, mesh_shape, places, placements, skip_offset)
-    shape, offset = list(global_shape), [0] * len(global_shape)
-    for dim in {placements[axis].dim for axis in cut}:
-        axes = [axis for axis in cut if placements[axis].dim == dim]
-        sizes, starts = shard_sizes_and_starts(int(shape[dim]), tuple(cut[axis] for axis in axes), int(shape[dim]))
-        shape[dim], offset[dim] = _entries_at(mode, (sizes, starts), [places[axis] for axis in axes])
-    return tuple(shape), () if skip_offset else tuple(offset)
-
-
-def _is_shard(placement: Placement) -> bool:
-    return isinstance(placement, Shard | _StridedShard)
-
-
-def _cut(placement: Placement, chunks: int) -> tuple[int, int]:
-    return int(chunks), int(placement.split_factor) if isinstance(placement, _StridedShard) else 0
-
-
-def _entries_at(mode: Mode, tables: Sequence[Any], places: Sequence[Any]) -> list[Any]:
-    """The entry of each rank in each table, by its coordinates."""
-    index: list[Any] = []
-    held = np.ones(mode.world, bool)
-    for place in places:
-        values = rank_values(place, mode.world)
-        index.append(np.full(mode.world, place) if values is None else values)
-        if values is not None and place.node.held is not None:
-            held &= place.node.held
-    where = tuple(np.where(held, one, 0) for one in index)
-    return [rank_int(table[where], None if held.all() else held) for table in tables]
-
-
-def _size(mode: Mode, original: Fn, curr_local_size: Int, num_chunks: int, rank: Int) -> object:
-    """The size of each rank's shard, and its first index; torch 2.11 also branches on the rank."""
-    by = [curr_local_size, rank] if torch.__version__.startswith("2.11.") else [curr_local_size]
-    return for_each_rank_group(mode, by, lambda of: original(of(curr_local_size), of(num_chunks), of(rank)))
-
-
-def _strided_size(
-    mode: Mode, original: Fn, shard: AnyShard, curr_local_size: Int, num_chunks: int, rank: Int,
-    *offsets: object, **named: object,
-) -> object:  # fmt: skip
-    """The size of each rank's strided shard, and its offsets by `offset_mode` (before 2.13 `return_first_offset`)."""
-    offset_mode = next(iter((*offsets, *named.values())), None)
-    wants_all = offset_mode is False or getattr(offset_mode, "name", "") == "ALL"
-
-    def of_kind(of: Any) -> Any:
-        size, place = of(curr_local_size), of(rank)
-        if not is_rank_int(place) or wants_all:
-            return for_each_rank_group(
-                mode, [place], lambda of: original(shard, size, num_chunks, of(place), *offsets, **named)
-            )
-        sizes, starts = shard_sizes_and_starts(size, (_cut(shard, num_chunks),), -1)
-        own, first = _entries_at(mode, (sizes, starts), [place])
-        return own, None if getattr(offset_mode, "name", "") == "NONE" else first
-
-    return for_each_rank_group(mode, [curr_local_size], of_kind)
-
-
-def _length(mode: Mode, original: Fn, sharded_indices: Sequence[Tensor], rank: Int) -> object:
-    if not is_rank_int(rank):
-        return original(sharded_indices, rank)
-    return _entries_at(mode, [np.array([len(one) for one in sharded_indices])], [rank])[0]
-
-
 # -- meshes that leave ranks out
 
 
 def _shard(
     mode: Mode, original: Fn, shard: AnyShard, tensor: Tensor, mesh: DeviceMesh, *args: object, **kwargs: object
 ) -> object:
-    found = _shard_by_kind(mode, original, shard, tensor, mesh, *args, **kwargs)
-    return keep_ranks(mode, found, device_mesh.mesh_members(mode, mesh))
+    return _of_members(mode, _shard_by_kind(mode, original, shard, tensor, mesh, *args, **kwargs), mesh)
 
 
 _shard_by_kind = by_rank_group(1, "tensor")
@@ -329,13 +207,51 @@ _shard_by_kind = by_rank_group(1, "tensor")
 def _replicate(
     mode: Mode, original: Fn, cls: type, tensor: Tensor, mesh: DeviceMesh, *args: object, **kwargs: object
 ) -> object:
-    return keep_ranks(mode, original(cls, tensor, mesh, *args, **kwargs), device_mesh.mesh_members(mode, mesh))
+    return _of_members(mode, original(cls, tensor, mesh, *args, **kwargs), mesh)
 
 
 def _from_local(
     mode: Mode, original: Fn, ctx: Any, local: Tensor, mesh: DeviceMesh, *args: object, **kwargs: object
 ) -> object:
-    return original(ctx, keep_ranks(mode, local, device_mesh.mesh_members(mode, mesh)), mesh, *args, **kwargs)
+    members = device_mesh.mesh_members(mode, mesh)
+    made = original(ctx, keep_ranks(mode, local, members), mesh, *args, **kwargs)
+    if members is not None:
+        made._local_tensor.shape_elsewhere = (0,)
+    return made
+
+
+def _made(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
+    made = original(*args, **kwargs)
+    made._local_tensor = _of_members(mode, made._local_tensor, made.device_mesh)
+    return made
+
+
+def _of_members(mode: Mode, local: object, mesh: DeviceMesh) -> object:
+    """The part of a tensor of the ranks of the mesh.  torch gives the others an empty tensor."""
+    members = device_mesh.mesh_members(mode, mesh)
+    kept = keep_ranks(mode, local, members)
+    if members is not None and isinstance(kept, LocalTensor):
+        kept.shape_elsewhere = (0,)
+    return kept
+
+
+def _to_local(mode: Mode, original: Fn, x: DTensor, **kwargs: object) -> object:
+    """The local tensor; on ranks outside of the mesh a branch finds what torch gives them: of the result of an op without dims zero."""
+    found = original(x, **kwargs)
+    if isinstance(found, LocalTensor) and device_mesh.mesh_members(mode, x.device_mesh) is not None:
+        found.shape_elsewhere = getattr(x._local_tensor, "shape_elsewhere", None) or ((0,) if x.dim() else ())
+    return found
+
+
+def equal(mode: Any, func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether DTensors are equal: torch asks each rank about its own shards, and then all of them for the least answer."""
+    mode.answers = []
+    _python_dispatch._push_mode(mode)
+    try:
+        return bool(func(*args, **kwargs)) and all(mode.answers)
+    finally:
+        _python_dispatch._pop_mode()
+        mode.answers = None
 
 
 # The owner of each function, its name, and its replacement.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
@@ -346,18 +262,20 @@ PATCHES: list[tuple[Any, str, Patch]] = [
     (Shard, "_reduce_shard_tensor", by_rank_group(1, "tensor")),
     (Shard, "_to_replicate_tensor", _to_replicate),
     (Shard, "_to_new_shard_dim", by_rank_group(4, "current_logical_shape")),
-    (Shard, "local_shard_size_and_offset", _size),
+    (Shard, "local_shard_size_and_offset", shard_offsets.local_size),
     (_StridedShard, "_select_split_tensor", _select_split),
     (_StridedShard, "_select_shard", _select_shard),
     (_StridedShard, "_shard_tensor", _shard),
     (_StridedShard, "_to_replicate_tensor", by_rank_group(4, "current_logical_shape")),
-    (_StridedShard, "_local_shard_size", _length),
-    (_StridedShard, "local_shard_size_and_offset", _strided_size),
-    (_MaskPartial, "_mask_tensor", _mask),
+    (_StridedShard, "_local_shard_size", shard_offsets.length),
+    (_StridedShard, "local_shard_size_and_offset", shard_offsets.strided_size),
+    (_MaskPartial, "_mask_tensor", nn_modules.mask_of_rows),
     (Replicate, "_make_replicate_tensor", _replicate),
     (_api._FromTorchTensor, "forward", _from_local),
-    (_utils, "_compute_local_shape_and_global_offset", _shapes_and_offsets),
-    (_utils, "compute_global_tensor_shape", _global_shape),
+    (_api, "_dtensor_init_helper", _made),
+    (DTensor, "to_local", _to_local),
+    (_utils, "_compute_local_shape_and_global_offset", shard_offsets.shapes_and_offsets),
+    (_utils, "compute_global_tensor_shape", shard_offsets.global_shape),
     (torch._utils, "_maybe_view_chunk_cat", by_rank_group(0, "res")),
     (torch._utils, "_chunk_or_narrow_cat", _chunk_cat),
     (_collective_utils, "pad_tensor", _pad),

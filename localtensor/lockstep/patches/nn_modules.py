@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, SupportsIndex
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
@@ -24,7 +25,31 @@ from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute, refuse
 from localtensor.lockstep.values.formatting import as_if_padded, user_place
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
-from localtensor.lockstep.values.rank_int import Int, is_rank_int
+from localtensor.lockstep.values.partition import by_value, partition
+from localtensor.lockstep.values.rank_int import Int, is_rank_int, rank_values
+
+# -- the rows of an embedding
+
+
+def mask_of_rows(mode: Mode, original: Fn, tensor: Tensor, offset: Int, size: Int) -> Any:
+    """The mask of rows that a rank does not have, and the indices of the others in its shard."""
+    if not (is_rank_int(offset) or is_rank_int(size)):
+        return original(tensor, offset, size)
+    start, length = _as_tensor(mode, offset), _as_tensor(mode, size)
+    mask = (tensor < start) | (tensor >= start + length)
+    return mask, torch.where(mask, 0, tensor - start).to(tensor.dtype)
+
+
+def _as_tensor(mode: Mode, number: Any) -> Any:
+    """The int of each rank as a tensor without dims; a plain int as it is."""
+    values = rank_values(number, mode.world)
+    if values is None:
+        return number
+    held = number.node.held
+    with plain_dispatch():
+        rows = torch.from_numpy(np.unique(values if held is None else values[held]))
+    return wrap((rows,), partition(by_value(values, held).row_of, [len(rows)]), mode)
+
 
 # -- torch.nn
 

@@ -13,15 +13,25 @@ import torch
 import torch.distributed._functional_collectives as functional
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.placement_types import Placement, Shard, _StridedShard
 
+from localtensor._util.call_sites import Fn
 from localtensor.layout.shards import chunk_bounds
 from localtensor.lockstep.comms.collectives import StackedValue
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
+from localtensor.lockstep.patches.device_mesh import for_each_rank_group, mesh_ranks
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.partition import NOWHERE, Array, partition
+from localtensor.lockstep.values.rank_int import Int, is_rank_int, rank_int, rank_values
 from localtensor.lockstep.values.stacks import merge_alike
 
 Cut = tuple[int, int]
+AnyShard = Shard | _StridedShard
+
+
+def any_differs(*values: object) -> bool:
+    """Whether any of these is an int that differs between ranks."""
+    return any(is_rank_int(value) for value in values)
 
 
 @lru_cache(1024)
@@ -164,3 +174,96 @@ def _merge_chunks(cell: Tensor, stacked: bool, dim: int, chunks: int, size: int)
     apart: Tensor = cell.unflatten(first, (chunks, cell.shape[first] // chunks))
     whole: Tensor = apart.movedim(first, dim + first).flatten(dim + first, dim + first + 1)
     return whole.narrow(dim + first, 0, size).clone(memory_format=torch.contiguous_format)
+
+
+# -- shapes, as replacements of DTensor's functions
+
+
+def global_shape(mode: Mode, original: Fn, shape: Any, mesh: DeviceMesh, placements: Any) -> object:
+    """The global shape: the sum of all ranks' sizes on the sharded dim, which torch gathers."""
+    if len(placements) != 1 or mesh.ndim != 1 or not isinstance(placements[0], Shard):
+        return original(shape, mesh, placements)
+    dim, whole = placements[0].dim, list(shape)
+    if any(is_rank_int(size) for place, size in enumerate(shape) if place != dim % len(whole)):
+        raise RuntimeError("Non-sharded dimensions should have identical size across ranks.")  # torch's own message
+    sizes, total = rank_values(shape[dim], mode.world), np.zeros(mode.world, np.int64)
+    with mode.disable():
+        ranks = mesh_ranks(mesh)
+    total[ranks] = ranks.shape[1] * shape[dim] if sizes is None else sizes[ranks].sum(1, keepdims=True)
+    held = np.isin(np.arange(mode.world), ranks)
+    whole[dim] = rank_int(total, None if held.all() else held)
+    return torch.Size(whole)
+
+
+def shapes_and_offsets(
+    mode: Mode, original: Fn, global_shape: Sequence[Int], mesh_shape: Sequence[int], my_coordinate: Any, placements: Any,
+    skip_offset: bool = False,
+) -> object:  # fmt: skip
+    """The shape of each rank's shard, and its offset in the whole tensor."""
+    if my_coordinate is None or any_differs(*global_shape):
+        return original(global_shape, mesh_shape, my_coordinate, placements, skip_offset)
+    listed = isinstance(my_coordinate, list | tuple)
+    places = [my_coordinate[axis] if listed else my_coordinate(axis) for axis in range(len(placements))]
+    cut = {axis: _cut_of(placed, mesh_shape[axis]) for axis, placed in enumerate(placements) if _is_shard(placed)}
+    if not any_differs(*(places[axis] for axis in cut)):
+        return original(global_shape, mesh_shape, places, placements, skip_offset)
+    shape, offset = list(global_shape), [0] * len(global_shape)
+    for dim in {placements[axis].dim for axis in cut}:
+        axes = [axis for axis in cut if placements[axis].dim == dim]
+        sizes, starts = shard_sizes_and_starts(int(shape[dim]), tuple(cut[axis] for axis in axes), int(shape[dim]))
+        shape[dim], offset[dim] = _entries_at(mode, (sizes, starts), [places[axis] for axis in axes])
+    return tuple(shape), () if skip_offset else tuple(offset)
+
+
+def _is_shard(placement: Placement) -> bool:
+    return isinstance(placement, Shard | _StridedShard)
+
+
+def _cut_of(placement: Placement, chunks: int) -> tuple[int, int]:
+    return int(chunks), int(placement.split_factor) if isinstance(placement, _StridedShard) else 0
+
+
+def _entries_at(mode: Mode, tables: Sequence[Any], places: Sequence[Any]) -> list[Any]:
+    """The entry of each rank in each table, by its coordinates."""
+    index: list[Any] = []
+    held = np.ones(mode.world, bool)
+    for place in places:
+        values = rank_values(place, mode.world)
+        index.append(np.full(mode.world, place) if values is None else values)
+        if values is not None and place.node.held is not None:
+            held &= place.node.held
+    where = tuple(np.where(held, one, 0) for one in index)
+    return [rank_int(table[where], None if held.all() else held) for table in tables]
+
+
+def local_size(mode: Mode, original: Fn, curr_local_size: Int, num_chunks: int, rank: Int) -> object:
+    """The size of each rank's shard, and its first index; torch 2.11 also branches on the rank."""
+    by = [curr_local_size, rank] if torch.__version__.startswith("2.11.") else [curr_local_size]
+    return for_each_rank_group(mode, by, lambda of: original(of(curr_local_size), of(num_chunks), of(rank)))
+
+
+def strided_size(
+    mode: Mode, original: Fn, shard: AnyShard, curr_local_size: Int, num_chunks: int, rank: Int,
+    *offsets: object, **named: object,
+) -> object:  # fmt: skip
+    """The size of each rank's strided shard, and its offsets by `offset_mode` (before 2.13 `return_first_offset`)."""
+    offset_mode = next(iter((*offsets, *named.values())), None)
+    wants_all = offset_mode is False or getattr(offset_mode, "name", "") == "ALL"
+
+    def of_kind(of: Any) -> Any:
+        size, place = of(curr_local_size), of(rank)
+        if not is_rank_int(place) or wants_all:
+            return for_each_rank_group(
+                mode, [place], lambda of: original(shard, size, num_chunks, of(place), *offsets, **named)
+            )
+        sizes, starts = shard_sizes_and_starts(size, (_cut_of(shard, num_chunks),), -1)
+        own, first = _entries_at(mode, (sizes, starts), [place])
+        return own, None if getattr(offset_mode, "name", "") == "NONE" else first
+
+    return for_each_rank_group(mode, [curr_local_size], of_kind)
+
+
+def length(mode: Mode, original: Fn, sharded_indices: Sequence[Tensor], rank: Int) -> object:
+    if not is_rank_int(rank):
+        return original(sharded_indices, rank)
+    return _entries_at(mode, [np.array([len(one) for one in sharded_indices])], [rank])[0]

@@ -13,7 +13,7 @@ from torch import Tensor
 from localtensor._util import ambient
 from localtensor._util.call_sites import place_of_frame
 from localtensor._util.events import Place
-from localtensor.errors import RanksDiverge
+from localtensor.errors import NotInLockstep, RanksDiverge
 from localtensor.errors.base import rank_names
 from localtensor.lockstep.values.partition import NOWHERE, Array, Partition
 from localtensor.lockstep.values.stacks import deduplicate
@@ -55,6 +55,7 @@ def _indent(value: Tensor, by: int) -> str:
     return repr(value).replace("\n", "\n" + " " * by)
 
 
+FLOATS = "it would be a float of its own on each rank, and only ints can be that"
 MAX_LENGTH = 100  # characters
 MOST_INTS = 8  # of more values, the first three and the last
 
@@ -127,6 +128,11 @@ ITEMS: list[Items] = []
 """The function that finds the item of a list at an index of each rank, see patches/branches.py."""
 
 
+Choices = Callable[[Any, Array, Array | None], int | None]
+CHOICES: list[Choices] = []
+"""The function that runs an assignment for each kind of rank, and returns the rank whose value it takes meanwhile, see patches/branches.py."""
+
+
 def one_answer(words: str, values: Array, held: Array | None) -> bool:
     """The answer of all ranks to a question on which they differ.
 
@@ -152,6 +158,23 @@ def one_int(values: Array, held: Array | None) -> int:
         if (place := find(ambient.lockstep(), values, held)) is not None:
             return place
     raise divergence("int", "value", values, held)
+
+
+def one_float(words: str, values: Array, held: Array | None) -> float:
+    """The float of the ranks that run now; of one of them, where the assignment that asks for it runs for each kind of rank.
+
+    Raises `NotInLockstep` where they differ.
+    """
+    if (here := value_here(values, held)) is not None:
+        return float(here)
+    mine = values if held is None else values[held]
+    if (mine == mine[0]).all():
+        return float(mine[0])
+    for choose in CHOICES:
+        kinds = np.unique(values, return_inverse=True)[1].reshape(-1)
+        if (rank := choose(ambient.lockstep(), kinds, held)) is not None:
+            return float(values[rank])
+    raise NotInLockstep(words, FLOATS)
 
 
 def node_text(kind: str, values: Array, held: Array | None) -> str:

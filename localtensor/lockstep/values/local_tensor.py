@@ -21,7 +21,7 @@ from localtensor.collectives.compare import difference_text, same_bits, short_te
 from localtensor.errors import NotHeld, NotInLockstep, RanksDisagree
 from localtensor.lockstep.values.formatting import format_tensor
 from localtensor.lockstep.values.partition import Array, Partition, by_value, one_row_per_rank, partition
-from localtensor.lockstep.values.rank_int import rank_int
+from localtensor.lockstep.values.rank_int import rank_int, rank_lists
 from localtensor.lockstep.values.rng_streams import Streams
 from localtensor.lockstep.values.stacks import cells_of_rows, deduplicate, has_sym_ints, index_by_rank
 from localtensor.lockstep.values.storage import Memory
@@ -47,6 +47,7 @@ class Mode(Protocol):
     standing: int | None
     recorder: Any
     tracing: Any
+    answers: list[bool] | None
 
     def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any: ...
     def gather(self, values: Mapping[int, Tensor]) -> LocalTensor: ...
@@ -78,6 +79,7 @@ class LocalTensor(Tensor):
     _partition: Partition
     _memory: Memory | None
     _mode: Mode
+    shape_elsewhere: tuple[int, ...] | None = None  # of what ranks outside of the mesh have, if it is a DTensor's
 
     def __new__(
         cls, local_tensors: Mapping[int, Tensor] | Sequence[Tensor], requires_grad: bool = False
@@ -115,13 +117,7 @@ class LocalTensor(Tensor):
         return tuple(np.flatnonzero(self._partition.row_of >= 0).tolist())
 
     def on(self, rank: int) -> Tensor:
-        """The tensor of one rank: a plain copy without autograd history.  Raises `NotHeld`.
-
-        >>> from localtensor import LocalTensorMode, rank_map
-        >>> with LocalTensorMode(2):
-        ...     rank_map(torch.tensor).on(1)
-        tensor(1)
-        """
+        """The tensor of one rank: a plain copy without autograd history.  Raises `NotHeld`."""
         check_value_may_be_read(self, "LocalTensor.on")
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             return self.__localtensor_on__(rank).clone().requires_grad_(self.requires_grad)
@@ -188,7 +184,11 @@ class LocalTensor(Tensor):
         return np.asarray(self.numpy(), dtype)  # a copy already
 
     def tolist(self) -> Any:
-        """The one value of all ranks as lists of numbers.  Raises `RanksDisagree`."""
+        """Lists of numbers: of ints and bools those of each rank, else the one value of all ranks.  Raises `RanksDisagree`."""
+        held = self._partition
+        if held.rows > 1 and self.dtype in _COUNTED and all(type(size) is int for size in self.shape):
+            check_value_may_be_read(self, "LocalTensor.tolist")
+            return rank_lists(self._cells, held)
         value = self.reconcile()
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             return value.tolist()
@@ -238,6 +238,11 @@ class LocalTensor(Tensor):
         """The tensor itself as a gradient in a compiled graph, where a plain tensor is expected; None where another kind is."""
         return self if kind is Tensor else None
 
+    def data_ptr(self) -> int:
+        """The address of the first value, which only views of one memory share."""
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            return self._cells[0].data_ptr()
+
     @property
     def nbytes(self) -> int:  # type: ignore[override]
         return self.numel() * self.element_size()
@@ -264,7 +269,8 @@ def left_alone_by_the_compiler(function: Any) -> None:
 
 
 left_alone_by_the_compiler(LocalTensor.__torch_dispatch__)
-_OWN_ATTRIBUTES = ("_cells", "_partition", "_memory", "_mode", "_traced")
+_COUNTED = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_OWN_ATTRIBUTES = ("_cells", "_partition", "_memory", "_mode", "_traced", "shape_elsewhere")
 
 
 def check_value_may_be_read(x: LocalTensor, call: str) -> None:

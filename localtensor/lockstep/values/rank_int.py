@@ -5,14 +5,15 @@ They are SymInts: arithmetic and comparison work on all ranks at once, see locks
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from localtensor.errors import AnotherMode, NotHeld
 from localtensor.lockstep.values.formatting import user_place
-from localtensor.lockstep.values.partition import Array
+from localtensor.lockstep.values.partition import Array, Partition
 from localtensor.lockstep.values.sym_nodes import Constant, RankBools, RankInts, bool_node, int_node
 
 Int = int | torch.SymInt  # one for all ranks, or one of each rank
@@ -55,6 +56,24 @@ def rank_bool(values: Array, held: Array | None, words: str) -> bool | torch.Sym
     """
     node = bool_node(np.array(values), held, lambda: words)
     return node.constant if type(node) is Constant else torch.SymBool(node)
+
+
+def rank_lists(cells: Sequence[Tensor], held: Partition) -> Any:
+    """The nested lists of ints or bools of each rank as one; the cells have rows of one shape.
+
+    >>> from localtensor.lockstep.values.partition import partition
+    >>> rank_lists([torch.tensor([[0, 5], [1, 5]])], partition(np.array([0, 1, 1]), [2]))
+    [RankInts(0, 1, 1), 5]
+    """
+    each = [cell.tolist() if rows > 1 else [cell.tolist()] for cell, rows in zip(cells, held.sizes, strict=True)]
+    return _nested([row for rows in each for row in rows], held)
+
+
+def _nested(rows: Sequence[Any], held: Partition) -> Any:
+    if isinstance(rows[0], list):
+        return [_nested([row[place] for row in rows], held) for place in range(len(rows[0]))]
+    values = np.array(rows)[held.row_of]
+    return rank_bool(values, held.held, "value") if isinstance(rows[0], bool) else rank_int(values, held.held)
 
 
 def is_rank_int(x: object) -> TypeGuard[torch.SymInt]:

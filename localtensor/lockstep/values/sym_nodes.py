@@ -13,10 +13,12 @@ from torch.fx.experimental.sym_node import SymNode
 
 from localtensor.errors import AnotherMode, NotHeld, NotInLockstep
 from localtensor.lockstep.values.formatting import (
+    FLOATS,
     divergence,
     keeps_grad,
     node_text,
     one_answer,
+    one_float,
     one_int,
     shorten,
     user_place,
@@ -27,14 +29,10 @@ from localtensor.lockstep.values.stacks import is_dense
 _MAX_INT = 2**63 - 1  # of torch's ints and of numpy's
 # In these files of torch the guess "false" leads to code that is right for each rank, or raises.
 _SAFE_IN = ("c10/core/Contiguity.h", "c10/core/SymbolicShapeMeta.cpp", "ATen/EmptyTensor.cpp", "/input_metadata.cpp")
-_FLOATS = "it would be a float of its own on each rank, and only ints can be that"
 
 
 class _Node:
-    """The methods that torch calls on any node.
-
-    `__class__` passes torch's isinstance checks for SymNode, which itself holds a sympy expression.
-    """
+    """The methods that torch calls on any node; `__class__` passes its checks for SymNode, which holds a sympy expression."""
 
     __slots__ = ()
     __class__ = property(lambda self: SymNode)
@@ -72,8 +70,8 @@ class _Node:
 
     wrap_bool = wrap_float = wrap_int
 
-    def sym_float(self) -> NoReturn:
-        raise NotInLockstep(f"float({self.words})", _FLOATS)
+    def sym_float(self) -> "_Node":
+        return Constant(one_float(f"float({self.words})", self.values, self.held))
 
     def _graph_repr(self) -> str:
         return repr(self)
@@ -164,10 +162,10 @@ class _Ints(_Node):
 
     def int_truediv(self, other: Any) -> _Node:
         other = _divisor("/", operator.truediv, self, other)
-        quotients = set(_exactly(operator.truediv, self, other, _holders("/", self, other)))
-        if len(quotients) > 1:
-            raise NotInLockstep(f"{self.words} / {other.words}", _FLOATS)
-        return Constant(quotients.pop())
+        held = _holders("/", self, other)
+        quotients = np.zeros(len(self.values if type(other) is Constant else other.values))
+        quotients[slice(None) if held is None else held] = _exactly(operator.truediv, self, other, held)
+        return Constant(one_float(f"{self.words} / {other.words}", quotients, held))
 
     truediv = int_truediv
 
@@ -341,7 +339,7 @@ def _operand(sign: str, x: Any, kind: type | None = None) -> Any:
             raise NotInLockstep(f"{sign} with {shorten(repr(x))}", "it is neither one int nor an int of each rank")
         x = Constant(constant)
     if x.pytype is float or (kind is not None and x.pytype is not kind):
-        raise NotInLockstep(f"{sign} with {x.words}", _FLOATS if x.pytype is float else "its operands are bools")
+        raise NotInLockstep(f"{sign} with {x.words}", FLOATS if x.pytype is float else "its operands are bools")
     return x
 
 

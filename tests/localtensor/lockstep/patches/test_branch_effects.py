@@ -1,7 +1,10 @@
 """A statement that runs for some ranks only must not change what all of them share: it is refused, never lost or done for all."""
 
 import functools
+import importlib
 import random
+import sys
+import unittest
 from array import array
 from collections import Counter, deque
 
@@ -151,6 +154,51 @@ def test_reading_shared_objects_is_allowed():
     with lt.LocalTensorMode(RANKS):
         x = program()
         assert [x.on(rank)[0].item() for rank in range(RANKS)] == [0, 3, 0, 0]
+
+
+@pytest.fixture(scope="class")
+def fresh_module(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fresh")
+    (folder / "test_of_nothing.py").write_text("SEVEN = 7")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield
+
+
+def imports_and_asserts(case):
+    rank = dist.get_rank()
+    if rank == 0:
+        case.assertEqual(importlib.import_module("test_of_nothing").SEVEN, 7)  # noqa: PT009  # what is tested
+
+
+def cleans_up(case):
+    rank = dist.get_rank()
+    if rank == 0:
+        case.addCleanup(print, "on all ranks")
+
+
+@pytest.mark.usefixtures("fresh_module")
+class TestRunner(unittest.TestCase):
+    def test_caches_of_the_runner_of_tests_may_change(self):
+        with lt.LocalTensorMode(RANKS):
+            imports_and_asserts(self)
+        assert "test_of_nothing" in sys.modules
+
+    def test_what_a_test_case_does_later_is_refused(self):
+        with lt.LocalTensorMode(RANKS), pytest.raises(NotInLockstep, match="if: case"):
+            cleans_up(self)
+        assert self._cleanups.pop()[1] == ("on all ranks",)
+
+
+def sets_a_variable(monkeypatch):
+    rank = dist.get_rank()
+    if rank == 0:
+        monkeypatch.setenv("ON_SOME_RANKS", "1")
+
+
+def test_a_patch_on_some_ranks_is_refused(monkeypatch):
+    with lt.LocalTensorMode(RANKS), pytest.raises(NotInLockstep, match="if: monkeypatch"):
+        sets_a_variable(monkeypatch)
 
 
 def test_more_than_can_be_followed_is_refused(monkeypatch):

@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.testing._internal.common_distributed import MultiThreadedTestCase
 
 import localtensor as lt
-from localtensor.errors import NotInLockstep, RanksDiverge, ValuesDiffer
+from localtensor.errors import NotHeld, NotInLockstep, RanksDiverge, ValuesDiffer
 from localtensor.lockstep.values.sym_nodes import RankInts
 
 RANKS = 4
@@ -154,6 +155,23 @@ def takes_items(_):
     return *mine, len(parts), len(numbers), numbers[2]
 
 
+def assigns_on_one_rank_in_a_loop(_):
+    rank, found, other = dist.get_rank(), torch.zeros(2), 0
+    for turn in range(3):
+        whole = torch.ones(2) * turn
+        if rank == 1:
+            expected = whole * 2
+            for _, text in enumerate(("a", f"{turn}")):
+                expected = expected + len(text)
+            found = expected + 1
+        if rank == 2:
+            theirs, other = whole + rank, other + 1
+            found = theirs * 3
+        else:
+            found = found + 1
+    return found, other
+
+
 def gives_gradients(_):
     rank, x = dist.get_rank(), torch.arange(8.0, requires_grad=True)
     w = torch.ones(8, requires_grad=True)
@@ -230,7 +248,7 @@ def out_of(program, tmp_path, name):
     "program",
     [
         prints, assigns, chooses, makes_new, communicates_in_a_group, asks_of_containers, asks_more_than_once, chooses_in_an_expression,
-        asks_tensors, takes_items, gives_gradients, ends_with_else, nests, catches_within,
+        asks_tensors, takes_items, assigns_on_one_rank_in_a_loop, gives_gradients, ends_with_else, nests, catches_within,
     ],
 )  # fmt: skip
 def test_the_values_and_prints_are_those_of_rank_threads(program, tmp_path):
@@ -351,6 +369,34 @@ def asks_twice():
         print("no")
 
 
+def reads_what_other_ranks_assigned():
+    x = torch.ones(2)
+    if dist.get_rank() == 0:
+        theirs = x + 1
+    if dist.get_rank() == 1:
+        x = theirs * 2
+    return x
+
+
+def reads_with_else_what_other_ranks_assigned():
+    x = torch.ones(2)
+    if dist.get_rank() == 0:
+        theirs = x + 1
+    if dist.get_rank() == 1:  # noqa: SIM108
+        x = theirs * 2
+    else:
+        x = x + 1
+    return x
+
+
+def reads_what_a_loop_has_left():
+    for turn in ("c", "d"):
+        if dist.get_rank() == 0:
+            for name in ("a", turn):
+                print(name)
+    return name
+
+
 def assigns_unlike():
     name = "a"
     if dist.get_rank() == 0:
@@ -363,12 +409,13 @@ def assigns_unlike():
     [
         appends, counts, notes, writes, writes_a_view, writes_elsewhere, reduces, returns,
         asks_twice, assigns_unlike, communicates_in_an_expression, draws_in_an_expression, has_unlike_dtypes, has_a_tensor_on_one_rank,
-        gives_weights_gradients, asks_in_a_loop, takes_from_a_call,
+        gives_weights_gradients, asks_in_a_loop, takes_from_a_call, reads_what_other_ranks_assigned, reads_with_else_what_other_ranks_assigned,
+        reads_what_a_loop_has_left,
     ],
 )  # fmt: skip
 def test_what_would_be_shared_in_silence_is_refused(program, capsys):
     HISTORY.clear()
-    with lt.LocalTensorMode(RANKS), pytest.raises((RanksDiverge, NotInLockstep, ValuesDiffer)):
+    with lt.LocalTensorMode(RANKS), pytest.raises((RanksDiverge, NotInLockstep, NotHeld, ValuesDiffer)):
         program()
     assert "no" not in capsys.readouterr().out
 
@@ -532,3 +579,21 @@ def test_an_int_of_each_rank_is_that_of_the_ranks_that_run():
             text = f"{rank} {rank + 1} {int(rank)} {np.arange(4)[int(rank)]}"
         texts += [text]
     assert texts == ["2 3 2 2"]
+
+
+class OnRank:
+    equal = MultiThreadedTestCase.assertEqualOnRank
+
+    def __init__(self):
+        self.rank = dist.get_rank()
+
+    def assertEqual(self, x, y, _):  # as torch's base calls it
+        torch.testing.assert_close(x, y)
+
+
+def test_a_branch_of_torchs_bases_of_tests_runs_for_some_ranks():
+    with lt.LocalTensorMode(RANKS):
+        case, x = OnRank(), lt.rank_map(torch.tensor)
+        case.equal(x, torch.tensor(2), rank=2)
+        with pytest.raises(AssertionError, match="Scalars are not equal"):
+            case.equal(x, torch.tensor(2), rank=1)

@@ -153,6 +153,17 @@ def test_a_mode_of_some_ranks_has_meshes_of_those():
         assert x.full_tensor().reconcile().tolist() == numbers(4, 2).tolist()
 
 
+def test_all_meshes_along_an_axis_have_its_groups():
+    with LocalTensorMode(4):
+        columns = grid()._get_all_submeshes("dp")
+        sums = [
+            DTensor.from_local(rank_map(torch.tensor), mesh, [Partial()], run_check=False).full_tensor()
+            for mesh in columns
+        ]
+    assert [mesh.mesh.tolist() for mesh in columns] == [[0, 2], [1, 3]]
+    assert [(x.ranks, x.on(x.ranks[1]).item()) for x in sums] == [((0, 2), 2), ((1, 3), 4)]
+
+
 # -- in and out of the mode
 
 

@@ -5,8 +5,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 import torch.distributed.nn.functional as with_gradients
+from torch.distributed.device_mesh import init_device_mesh
 
-from localtensor.errors import NotInLockstep, RanksDiverge
+from localtensor.errors import BufferReused, CollectiveFailed, NotInLockstep, RanksDiverge, ReadBeforeWait
 from localtensor.lockstep.mode import LocalTensorMode
 from localtensor.lockstep.values.rank_int import rank_int
 from tests.localtensor.both_ways import check_both_ways, here, numbers
@@ -70,7 +71,6 @@ MESSAGES = {
     "irecv": lambda x: dist.irecv(x, 1),
     "send_object_list": lambda x: dist.send_object_list([x], 1),
     "recv_object_list": lambda x: dist.recv_object_list([x], 1),
-    "batch_isend_irecv": lambda x: dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 1)]),
 }
 
 
@@ -113,3 +113,120 @@ def test_gradients_through_torchs_own_collectives(name):
 
     _, gradient = check_both_ways(program)
     assert gradient is not None
+
+
+# -- messages from rank to rank
+
+
+def exchange(*messages):
+    """Each message is a function, a tensor, a peer, and options."""
+    found = [dist.P2POp(op, x, peer, **options) for op, x, peer, options in messages]
+    works = dist.batch_isend_irecv(found)
+    assert len(works) == len(messages)
+    for work in works:
+        work.wait()
+
+
+def around_the_ring():
+    rank, x = dist.get_rank(), numbers(3)
+    y, z = torch.zeros(3), torch.zeros(3)
+    exchange(
+        (dist.irecv, y, (rank - 1) % 4, {}), (dist.isend, x, (rank + 1) % 4, {}), (dist.isend, x * 2, (rank + 1) % 4, {}),
+        (dist.irecv, z, (rank - 1) % 4, {}),
+    )  # fmt: skip
+    return y, z
+
+
+def both_ways_in_pairs():
+    rank, x = dist.get_rank(), numbers(2, 2)
+    y, z = torch.zeros(2, 2), torch.zeros(2, 2)
+    exchange(
+        (dist.isend, x, 1 ^ rank, {"tag": 1}), (dist.isend, x + 1, 1 ^ rank, {"tag": 2}),
+        (dist.irecv, z, 1 ^ rank, {"tag": 2}), (dist.irecv, y, 1 ^ rank, {"tag": 1}),
+    )  # fmt: skip
+    return y, z
+
+
+def in_groups():
+    rank, x, y = dist.get_rank(), numbers(3), torch.zeros(3)
+    mesh = init_device_mesh("cpu", (2, 2))
+    there = 1 - mesh.get_local_rank(1)
+    given = {"group": mesh.get_group(1)}
+    exchange(
+        (dist.isend, x * rank, None, {**given, "group_peer": there}),
+        (dist.irecv, y, None, {**given, "group_peer": there}),
+    )
+    z = torch.zeros(3)
+    peer = 1 ^ rank
+    exchange((dist.isend, x * rank, peer, given), (dist.irecv, z, peer, given))
+    return y, z
+
+
+@pytest.mark.parametrize("program", [around_the_ring, both_ways_in_pairs, in_groups])
+def test_a_batch_in_which_each_rank_sends_and_receives(program):
+    check_both_ways(program)
+
+
+def sends_to_one(rank, x):
+    exchange((dist.isend, x, 1, {}), (dist.irecv, torch.zeros(2), 0, {}))
+
+
+def receives_more(rank, x):
+    y, z = torch.zeros(2), torch.zeros(2)
+    exchange((dist.isend, x, 1 ^ rank, {}), (dist.irecv, y, 1 ^ rank, {}), (dist.irecv, z, 1 ^ rank, {}))
+
+
+def sends_more(rank, x):
+    exchange((dist.isend, x, 1 ^ rank, {}), (dist.isend, x, 1 ^ rank, {}), (dist.irecv, torch.zeros(2), 1 ^ rank, {}))
+
+
+def sends_to_itself(rank, x):
+    exchange((dist.isend, x, rank, {}), (dist.irecv, torch.zeros(2), rank, {}))
+
+
+def sends_elsewhere(rank, x):
+    exchange((dist.isend, x, rank + 1, {}), (dist.irecv, torch.zeros(2), rank - 1, {}))
+
+
+def sends_by_another_tag(rank, x):
+    exchange((dist.isend, x, 1 ^ rank, {"tag": 1}), (dist.irecv, torch.zeros(2), 1 ^ rank, {"tag": 2}))
+
+
+def sends_on_some_ranks(rank, x):
+    y = torch.zeros(2)
+    if rank == 0:
+        exchange((dist.isend, x, 1, {}), (dist.irecv, y, 1, {}))
+
+
+@pytest.mark.parametrize(
+    "program", [sends_to_one, receives_more, sends_more, sends_to_itself, sends_elsewhere, sends_by_another_tag, sends_on_some_ranks]
+)  # fmt: skip
+def test_a_message_that_finds_no_other_is_refused(program):
+    with (
+        LocalTensorMode(4),
+        pytest.raises(NotInLockstep, match=r"does not send|no rank receives|no group|in another way than the others"),
+    ):
+        program(dist.get_rank(), numbers(2))
+
+
+def test_a_buffer_in_use_and_one_of_another_size_are_refused():
+    with LocalTensorMode(2):
+        x, peer = numbers(2), 1 ^ dist.get_rank()
+        with pytest.raises(BufferReused):
+            exchange((dist.isend, x, peer, {}), (dist.irecv, x, peer, {}))
+        with pytest.raises(CollectiveFailed, match=r"\(3,\).*\(2,\)"):
+            exchange((dist.isend, x, peer, {}), (dist.irecv, torch.zeros(3), peer, {}))
+        x.add_(1)
+
+
+def test_a_received_tensor_is_not_read_before_the_wait():
+    with LocalTensorMode(2):
+        x, y, peer = numbers(2), torch.zeros(2), 1 ^ dist.get_rank()
+        works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, y, peer), dist.P2POp(dist.isend, x, peer)])
+        with pytest.raises(ReadBeforeWait):
+            y + 1
+        with pytest.raises(BufferReused):
+            x.add_(1)
+        for work in works:
+            work.wait()
+        assert torch.equal(y.on(0), x.on(1))

@@ -9,8 +9,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _collective_utils, _utils, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    _collective_utils,
+    _utils,
+    distribute_tensor,
+    zeros,
+)
 from torch.distributed.tensor import placement_types as types
 from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -275,6 +284,56 @@ def test_global_shapes_of_local_ones_that_do_not_fit():
         x = rank_map(lambda rank: torch.ones(2, 1 + rank))
         with pytest.raises(RuntimeError, match="identical size across ranks"):
             _utils.compute_global_tensor_shape(x.shape, init_device_mesh("cpu", (4,)), [S0])
+
+
+# -- meshes that leave ranks out
+
+
+def on_two_of_four_ranks():
+    mesh = DeviceMesh("cpu", [0, 2])
+    whole = DTensor.from_local(numbers(4, 3), mesh, [S0])
+    made = [whole, whole + 1, whole.sum(), whole.redistribute(placements=[R]), *whole.split([1, 2], dim=1)]
+    made += [distribute_tensor(numbers(6), mesh, [S0]), distribute_tensor(torch.tensor(5.0), mesh, [R])]
+    made += [zeros((8, 3), device_mesh=mesh, placements=[S0]), DTensor.from_local(torch.tensor(2.0), mesh, [Partial()])]
+    locals_ = [x.to_local() for x in made]
+    with torch.no_grad():
+        locals_ += [x.to_local() for x in made]
+    if dist.get_rank() in (0, 2):
+        facts = [x.numel() * 10 + x.dim() + (x.dtype == torch.float32) for x in locals_]
+        total = sum(x.sum() for x in locals_)
+    else:
+        facts = [x.numel() * 1000 + x.dim() + (x.dtype == torch.float32) for x in locals_]
+        total = sum(x.sum() for x in locals_) - 1
+    return facts, total
+
+
+def test_ranks_outside_of_a_mesh_have_in_a_branch_what_torch_gives_them():
+    assert_both(on_two_of_four_ranks, ranks=RANKS)
+
+
+def equal_or_not():
+    mesh, rank, same = init_device_mesh("cpu", (RANKS,)), dist.get_rank(), numbers(4, 4)
+    x, part = DTensor.from_local(same, mesh, [S0]), DeviceMesh("cpu", [0, 2])
+    others = [same, same + (rank == 2), same * (rank + 2)]
+    found = [x.equal(DTensor.from_local(y, mesh, [S0])) for y in others]
+    found += [DTensor.from_local(same, part, [S0]).equal(DTensor.from_local(y, part, [S0])) for y in others]
+    return [*found, x.equal(DTensor.from_local(same.repeat(RANKS, 1), mesh, [R], run_check=False))]
+
+
+def test_dtensors_are_equal_if_the_shards_of_all_ranks_are():
+    assert_both(equal_or_not, ranks=RANKS)
+    assert in_lockstep(equal_or_not, ranks=RANKS)[0] == [True, False, False, True, False, False, True]
+
+
+def test_local_tensors_that_are_equal_on_some_ranks_are_not_answered_for_all():
+    with LocalTensorMode(RANKS):
+        mesh, x = init_device_mesh("cpu", (RANKS,)), rank_map(torch.tensor)
+        a, b = DTensor.from_local(x, mesh, [Partial()]), DTensor.from_local(x * 2, mesh, [Partial()])
+        with pytest.raises(RuntimeError, match="equal"):
+            torch.equal(a, torch.ones(2))
+        assert not a.equal(b)
+        with pytest.raises(LocalTensorError, match=r"aten\.equal"):
+            torch.equal(x, x * 2)
 
 
 # -- the doors themselves

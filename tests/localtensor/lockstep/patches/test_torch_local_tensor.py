@@ -5,6 +5,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import _local_tensor as theirs
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.testing._internal.distributed._tensor import common_dtensor
 
 from localtensor.errors import RanksDiverge
 from localtensor.lockstep import LocalTensor, in_place_of_torch
@@ -46,6 +49,18 @@ def test_ranks_as_their_node_gives_them_take_part():
             dist.all_reduce(x)
         dist.destroy_process_group()
     assert x.reconcile().tolist() == [3, 5, 7]
+
+
+def test_their_tests_know_the_type_of_a_tensor():
+    own = common_dtensor.LocalTensor
+    with in_place_of_torch():
+        with LocalTensorMode(2):
+            x, mesh = torch.arange(4.0), init_device_mesh("cpu", (2,))
+            converter = common_dtensor.DTensorConverter(mesh, (x,), {})
+            placed = [given[0].placements for given, _ in converter]
+        assert converter.successful()
+    assert placed == [(Replicate(),), (Shard(0),)]
+    assert common_dtensor.LocalTensor is own
 
 
 def test_what_an_error_leaves_open_is_closed():

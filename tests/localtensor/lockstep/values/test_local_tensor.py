@@ -338,3 +338,11 @@ def test_plain_tensors_from_outside_are_read_and_written_by_all_alike(x, mode):
         with pytest.raises(OutsideWrite, match=r"float32\[.*\] at test_local_tensor.py:\d+ in .*made outside the mode"):
             write(x if write is not tail.add_ else x[1:])
     assert plain.tolist() == [4, 8, 8]
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_tensors_have_one_address_if_they_share_memory(uneven):
+    with LocalTensorMode(3):
+        x = rank_map(lambda rank: torch.ones(4, 2 + 2 * uneven * rank))
+        assert x.data_ptr() == x.view(2, 2, -1).data_ptr() == x.detach().data_ptr() != 0
+        assert x.data_ptr() not in (x[1:].data_ptr(), x.clone().data_ptr())
