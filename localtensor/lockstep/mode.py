@@ -28,6 +28,7 @@ from localtensor.lockstep.comms.process_groups import LockstepWorld
 from localtensor.lockstep.dispatch import dispatcher
 from localtensor.lockstep.patches import branches as branches  # noqa: PLC0414  # it takes over conditions
 from localtensor.lockstep.patches import compiling, distributed_calls, dtensor, nn_modules, rank_queries, tracing
+from localtensor.lockstep.values.joined_tensors import JoinedTensors
 from localtensor.lockstep.values.local_tensor import LocalTensor as LocalTensor  # noqa: PLC0414  # re-exported
 from localtensor.lockstep.values.local_tensor import from_ranks, left_alone_by_the_compiler, size_query
 from localtensor.lockstep.values.partition import Partition, everyone, partition
@@ -89,6 +90,7 @@ class LocalTensorMode(TorchDispatchMode):
         self.serial = ambient.next_serial()
         self.streams = Streams(self.everyone)
         self.in_flight: list[Any] = []
+        self.joined = JoinedTensors()
         self.standing: int | None = None  # the rank as which torch's own code runs
         self._paused = False
         self.answers: list[bool] | None = None  # of ranks, to whether their shards are equal

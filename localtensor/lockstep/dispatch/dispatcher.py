@@ -194,9 +194,10 @@ def _refit_outs(func: Op, traits: OpTraits, args: Args, kwargs: Kwargs, results:
 
 
 def check_write(mode: Mode, x: Tensor, op: str) -> None:
-    """Raises `BufferReused` if an unfinished collective reads or writes the tensor."""
+    """Raises `BufferReused` if an unfinished collective has the tensor, `NotInLockstep` if it is on each rank another one of several."""
     if mode.in_flight:
         mode.check_not_in_flight(x, op)
+    mode.joined.check_write(x, op)
 
 
 def check_reads(mode: Mode, func: Op, traits: OpTraits, args: Args, kwargs: Kwargs, found: list[LocalTensor]) -> None:

@@ -254,6 +254,13 @@ def _is_fit(node: ast.stmt, test: ast.expr, free: set[str]) -> bool:
     return not (leaves or shared or named or private or assigned & free) and again
 
 
+def _shares_lines(node: ast.stmt, text: str) -> bool:
+    """Whether another statement begins in its lines: `x = 1 if c else 2; y = x` has no line behind the first."""
+    own = {id(one) for one in ast.walk(node)}
+    others = (one for one in ast.walk(tree_of(text) or node) if isinstance(one, ast.stmt) and id(one) not in own)
+    return any(node.lineno <= one.lineno <= (node.end_lineno or 0) for one in others)
+
+
 def are_calls_of(node: ast.AST, names: frozenset[str]) -> bool:
     return all(_name_of(one.func) in names for one in ast.walk(node) if isinstance(one, ast.Call))
 
@@ -294,7 +301,7 @@ def branch_of(
     local: tuple[set[str] | None, set[str]],
 ) -> Branch | None:
     own, free = local
-    if not _is_fit(node, test, free):
+    if not _is_fit(node, test, free) or _shares_lines(node, source[0]):
         return None
     (leads, inner), (text, file) = asked, source
     names = [one for one in ast.walk(test if isinstance(node, ast.Assert) else node) if isinstance(one, ast.Name)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -20,15 +22,63 @@ from localtensor.lockstep.values.partition import NOWHERE, Array, Partition
 
 def narrowed(mode: Any, value: Any, kind: Partition) -> Any:
     """The value on these ranks; gradients of a tensor go back to these alone."""
-    if type(value) in (list, tuple):
-        return type(value)(narrowed(mode, one, kind) for one in value)
+    if type(value) in (list, tuple, JoinedList):
+        return (tuple if type(value) is tuple else list)(narrowed(mode, one, kind) for one in value)
     if isinstance(value, LocalTensor) and not (value._partition.row_of[kind.row_of != NOWHERE] != NOWHERE).any():
         if value.shape_elsewhere is not None:
             return torch.zeros(value.shape_elsewhere, dtype=value.dtype, device=value.device)
         raise NotHeld("if", np.flatnonzero(kind.row_of != NOWHERE).tolist(), value.ranks)
     if type(value) in (Tensor, LocalTensor, Parameter) and value.requires_grad and torch.is_grad_enabled():
-        return _Narrow.apply(value, mode, kind)
-    return narrow_value(mode, value, kind)
+        found = _Narrow.apply(value, mode, kind)
+    else:
+        found = narrow_value(mode, value, kind)
+    if isinstance(found, Tensor) and found is not value:
+        mode.joined.narrowed(found, value)
+    return found
+
+
+class Variables(dict[str, Any]):
+    """The variables of a frame, as they are now."""
+
+    def __init__(self, frame: FrameType) -> None:
+        super().__init__(frame.f_locals)
+        self.frame = frame
+        changeable = [name for name, value in self.items() if _can_change(value)]
+        self.shared = frozenset(name for name in changeable if sys.getrefcount(self[name]) > _REFERENCES)
+        """Containers that others have, too: another variable, an object, a caller."""
+
+    def shares(self, name: str, found: dict[str, Any]) -> bool:
+        """Whether something else has the container that this variable is in `found`, the variables after a statement."""
+        if not _can_change(found.get(name)):
+            return False
+        if found is self:
+            return name in self.shared
+        mine = self.frame.f_locals.get(name) is found[name]
+        return sys.getrefcount(found[name]) > (_REFERENCES if mine else 2)
+
+
+def _can_change(value: object) -> bool:
+    """Whether a value can become another one without a new object: a container, or what compares by contents."""
+    return not isinstance(value, Tensor) and type(value).__hash__ is None
+
+
+def _references() -> int:
+    alone: list[Any] = []  # noqa: F841  # counted by way of the frame
+    found = dict(sys._getframe().f_locals)
+    return sys.getrefcount(found["alone"])
+
+
+class JoinedList(list[Any]):
+    """A list that is another one on each rank; the ranks would see there what is changed here, so it cannot be changed."""
+
+    def _refuse(self, *_: object, **__: object) -> Any:
+        problem = (
+            "the list is on each rank another one of several, which would not see the change; `list(it)` is a new one"
+        )
+        raise NotInLockstep("a list that is changed", problem)
+
+    append = extend = insert = pop = remove = clear = sort = reverse = _refuse
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
 
 
 class _Unset:
@@ -36,6 +86,8 @@ class _Unset:
 
 
 UNSET = _Unset()
+_REFERENCES = _references()
+"""To a list that only a local variable has, where it is counted: its frame's, those of two dicts of variables, and the count's own."""
 
 
 def variable_on(mode: Any, value: Any, kind: Partition, needed: bool = False) -> Any:
@@ -51,15 +103,26 @@ def variable_on(mode: Any, value: Any, kind: Partition, needed: bool = False) ->
         return UNSET
 
 
-def joined_with_gradients(mode: Any, found: Sequence[Any], groups: Partition) -> Any:
-    """One value of the values of each kind of rank, whose gradients go back to each."""
+def joined_with_gradients(mode: Any, found: Sequence[Any], groups: Partition, shared: bool = False) -> Any:
+    """One value of the values of each kind of rank, whose gradients go back to each.
+
+    `shared` tells that something else has the lists, too.
+    """
     if all(type(one) in (list, tuple) for one in found) and len({len(one) for one in found}) == 1:
-        return type(found[0])(joined_with_gradients(mode, column, groups) for column in zip(*found, strict=True))
+        columns = [joined_with_gradients(mode, column, groups, shared) for column in zip(*found, strict=True)]
+        return tuple(columns) if type(found[0]) is tuple else JoinedList(columns) if shared else columns
     if torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in found):
         for row, one in enumerate(found):
             _check_leaves(one, groups.row_of == row)
-        return _Join.apply(mode, groups, *map(wait_for, found))
-    return join_rank_groups(mode, found, groups)
+        joined = _Join.apply(mode, groups, *map(wait_for, found))
+    else:
+        joined = join_rank_groups(mode, found, groups)
+    if shared and _can_change(joined) and any(one is not joined for one in found):
+        problem = f"a {type(joined).__name__} is assigned on some ranks, others have an equal one, and something else has one of them"
+        raise NotInLockstep("if", problem)
+    if isinstance(joined, Tensor):
+        mode.joined.joined(joined, found)
+    return joined
 
 
 def _check_leaves(x: object, here: Array) -> None:

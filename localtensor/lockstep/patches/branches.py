@@ -27,7 +27,7 @@ from localtensor.errors import NotHeld, NotInLockstep, RanksDiverge, ValuesDiffe
 from localtensor.lockstep.patches.branch_effects import Effects, NoWrites
 from localtensor.lockstep.patches.branch_items import assignment_at, list_at
 from localtensor.lockstep.patches.branch_source import TEST, Branch, asking_frame, branch_at, names_read
-from localtensor.lockstep.patches.branch_values import UNSET, joined_with_gradients, narrowed, variable_on
+from localtensor.lockstep.patches.branch_values import UNSET, Variables, joined_with_gradients, narrowed, variable_on
 from localtensor.lockstep.patches.device_mesh import (
     narrow_mode,
     ranks_of_row,
@@ -79,7 +79,7 @@ def run_for_some_ranks(mode: Any, values: Array, held: Array | None) -> bool | N
         return None
     here = mode.everyone.row_of != NOWHERE
     here = here if held is None else here & held
-    before = dict(frame.f_locals)
+    before = Variables(frame)
     truth = _truth(mode, branch, frame, before, values, here)
     groups = by_value(truth.astype(np.int64), here)
     if groups.rows == 1 or branch.fails:
@@ -90,9 +90,9 @@ def run_for_some_ranks(mode: Any, values: Array, held: Array | None) -> bool | N
 left_alone_by_the_compiler(run_for_some_ranks)
 
 
-def _run(mode: Any, branch: Branch, frame: FrameType, before: dict[str, Any], groups: Partition) -> bool:
+def _run(mode: Any, branch: Branch, frame: FrameType, before: Variables, groups: Partition) -> bool:
     """Runs the statement for the ranks on which its condition holds not, and does, and returns what the part that asks is to be."""
-    after = [before] * groups.rows
+    after: list[dict[str, Any]] = [before] * groups.rows
     for row, code in enumerate(
         (branch.otherwise, None if branch.arm[0] else branch.holds)
     ):  # by_value sorts: False, then True
@@ -111,7 +111,7 @@ def _run(mode: Any, branch: Branch, frame: FrameType, before: dict[str, Any], gr
     return not branch.leads
 
 
-def _truth(mode: Any, branch: Branch, frame: FrameType, before: dict[str, Any], values: Array, held: Array) -> Array:
+def _truth(mode: Any, branch: Branch, frame: FrameType, before: Variables, values: Array, held: Array) -> Array:
     """Whether the condition holds, by rank: it is evaluated for each kind of rank, where it asks for a value that differs."""
     truth, left = np.zeros(mode.world, bool), [by_value(values.astype(np.int64), held)]
     while left:
@@ -125,9 +125,7 @@ def _truth(mode: Any, branch: Branch, frame: FrameType, before: dict[str, Any], 
     return truth
 
 
-def _called(
-    mode: Any, branch: Branch, code: CodeType, frame: FrameType, before: dict[str, Any], kind: Partition
-) -> Any:
+def _called(mode: Any, branch: Branch, code: CodeType, frame: FrameType, before: Variables, kind: Partition) -> Any:
     """What a function of the statement returns on these ranks: its variables afterwards, or whether the condition holds."""
     function, needed = FunctionType(code, frame.f_globals), names_read(code)
     with _on_ranks(mode, branch, {**frame.f_globals, **before}, kind):
@@ -160,7 +158,7 @@ class _Arm:
         mode: Any,
         branch: Branch,
         frame: FrameType,
-        values: tuple[dict[str, Any], list[dict[str, Any]]],
+        values: tuple[Variables, list[dict[str, Any]]],
         groups: Partition,
     ) -> None:
         self._mode, self._branch, self._frame, self._groups = mode, branch, frame, groups
@@ -222,11 +220,12 @@ Next = tuple[tuple[int, int], Callable[[str, Any], Any]] | None
 
 
 def _joined(
-    mode: Any, branch: Branch, before: dict[str, Any], after: Sequence[dict[str, Any]], groups: Partition
+    mode: Any, branch: Branch, before: Variables, after: Sequence[dict[str, Any]], groups: Partition
 ) -> dict[str, Any]:
     """The variables that are assigned, with the value of each kind of rank.  One that only some have is that of those."""
     joined: dict[str, Any] = {}
     for name in branch.assigns:
+        shared = any(before.shares(name, found) for found in after)
         each = [
             variable_on(mode, found.get(name, UNSET), ranks_of_row(groups, row))
             if found is before
@@ -240,7 +239,7 @@ def _joined(
         if whole and any(one is not each[0] for one in each):
             problem = f"a value of type {whole} is assigned on some ranks only, and is one object for all"
             raise NotInLockstep(f"if: {name}", problem)
-        joined[name] = joined_with_gradients(mode, each, groups)
+        joined[name] = joined_with_gradients(mode, each, groups, shared)
     return joined
 
 
@@ -318,7 +317,8 @@ def item_for_each_rank(mode: Any, values: Array, held: Array | None) -> int | No
     items = [found[int(values[kind.row_of != NOWHERE][0])] for kind in kinds]
     if any(isinstance(one, DTensor) and one is not items[0] for one in items):
         return None
-    joined = joined_with_gradients(mode, [narrowed(mode, *pair) for pair in zip(items, kinds, strict=True)], groups)
+    pieces = [narrowed(mode, *pair) for pair in zip(items, kinds, strict=True)]
+    joined = joined_with_gradients(mode, pieces, groups, shared=True)
 
     def trace(seen: FrameType, event: str, argument: Any) -> Any:
         if seen is not frame:
@@ -347,7 +347,7 @@ def rank_of_assignment(mode: Any, kinds: Array, held: Array | None) -> int | Non
     branch, groups = assignment_at(frame), by_value(kinds, here)
     if branch is None or branch.holds is None or groups.rows == 1:
         return None
-    before = dict(frame.f_locals)
+    before = Variables(frame)
     every = [ranks_of_row(groups, row) for row in range(groups.rows)]
     try:
         after = [_called(mode, branch, branch.holds, frame, before, kind) for kind in every]

@@ -44,6 +44,7 @@ class Mode(Protocol):
     streams: Streams
     groups: LockstepWorld
     in_flight: list[Any]
+    joined: Any
     standing: int | None
     recorder: Any
     tracing: Any

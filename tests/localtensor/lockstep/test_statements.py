@@ -11,9 +11,10 @@ import torch.distributed as dist
 
 import localtensor as lt
 from localtensor.lockstep.values.rank_int import on_rank
+from tests.localtensor.lockstep import more_statements
 
 RANKS, AT_ONCE = 4, 20
-HEAD = """
+HEAD = f"""{more_statements.HEAD}
 import collections, json, math
 import numpy as np
 import torch
@@ -280,6 +281,7 @@ STATEMENTS = (
     "r = R()\nreturn torch.ones(2) * sum(range(4))",
     "r = R()\nreturn torch.ones(2).add(torch.ones(2), alpha=r)",
     "r = R()\nreturn torch.clamp(torch.arange(4.0), max=r)",
+    *more_statements.STATEMENTS,
 )  # fmt: skip
 
 
@@ -315,6 +317,7 @@ def plain(value, rank):
 def on_each_rank(program, module):
     found = []
     for rank in range(RANKS):
+        module.reset()
         module.R = lambda rank=rank: rank
         try:
             found.append(plain(program(), rank))
@@ -329,6 +332,7 @@ def test_a_statement_is_that_of_each_rank_or_refused(programs, first):
     for at in range(first, min(first + AT_ONCE, len(STATEMENTS))):
         program = getattr(programs, f"s{at}")
         want = on_each_rank(program, programs)
+        programs.reset()
         programs.R = dist.get_rank
         try:
             with lt.LocalTensorMode(RANKS):
