@@ -96,17 +96,20 @@ def _members(name: str, value: Any) -> list[Any] | None:
         return [value.func, *value.args, *value.keywords.values()]
     held = [*_of_container(name, value)]
     attributes = [*vars(value).items()] if hasattr(value, "__dict__") else []
-    slots = [one for kind in type(value).__mro__ for one in _slots_of(kind)]
+    slots = _slots_of(type(value))  # type: ignore[arg-type]  # a metaclass without a hash does not come here
     held += [one for pair in attributes for one in pair]
-    held += [getattr(value, one) for one in slots if hasattr(value, one) and not one.startswith("__")]
+    held += [getattr(value, one) for one in slots if hasattr(value, one)]
     if held or attributes or slots or isinstance(value, _CONTAINERS):
         return [*held, type(value)]
     return None
 
 
+@functools.lru_cache(4096)
 def _slots_of(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    """The names of the slots of a type and of its bases."""
+    each = [vars(one).get("__slots__", ()) for one in kind.__mro__]
+    names = [name for slots in each for name in ((slots,) if isinstance(slots, str) else slots)]
+    return tuple(name for name in names if not name.startswith("__"))
 
 
 def _of_container(name: str, value: Any) -> Iterator[Any]:

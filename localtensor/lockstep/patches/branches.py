@@ -130,7 +130,7 @@ def _called(mode: Any, branch: Branch, code: CodeType, frame: FrameType, before:
     function, needed = FunctionType(code, frame.f_globals), names_read(code)
     with _on_ranks(mode, branch, {**frame.f_globals, **before}, kind):
         given = {name: variable_on(mode, before.get(name, UNSET), kind, name in needed) for name in branch.variables}
-        own = Effects(given)  # lists are copies, which the other ranks do not have
+        own = _own(branch, given)
         after = function(*given.values())
         _check_effects(own)
     return {name: value for name, value in after.items() if value is not UNSET} if code is not branch.test else after
@@ -143,6 +143,11 @@ def _on_ranks(mode: Any, branch: Branch, scope: dict[str, Any], kind: Partition)
     with narrow_mode(mode, kind), without_other_modes(mode), NoWrites():
         yield
     _check_effects(shared)
+
+
+def _own(branch: Branch, given: dict[str, Any]) -> Effects:
+    """What these ranks alone have: lists are copies.  What the statement reads, and is none, all ranks have."""
+    return Effects({name: x for name, x in given.items() if name not in branch.reads or type(x) in (list, tuple)})
 
 
 def _check_effects(before: Effects) -> None:
@@ -178,7 +183,7 @@ class _Arm:
         _running.append(self)
         given = {name: value for name, value in found.items() if value is not UNSET}
         self._unset = found.keys() - given.keys()  # the frame has them, and does not read them
-        self._given = Effects(given)
+        self._given = _own(self._branch, given)
         _assign(self._frame, given)
         return self._branch.arm, self.end
 

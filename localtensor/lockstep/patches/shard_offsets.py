@@ -164,7 +164,9 @@ def _padded(value: StackedValue, dim: int, length: int) -> StackedValue:
     for cell, rows in zip(value.cells, value.held.sizes, strict=True):
         along = dim + (rows > 1)
         missing = [length - size if place == along else size for place, size in enumerate(cell.shape)]
-        cells.append(torch.cat([cell, cell.new_zeros(missing)], along) if missing[along] else cell.contiguous())
+        zeros = cell.new_zeros(missing) if missing[along] else None
+        whole = torch.cat([cell, zeros], along) if zeros is not None and cell.shape[along] else zeros
+        cells.append(cell.contiguous() if whole is None else whole)
     return StackedValue(*merge_alike(tuple(cells), value.held, by_shape=True))
 
 

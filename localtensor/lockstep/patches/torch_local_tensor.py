@@ -18,11 +18,13 @@ from unittest import mock
 import numpy as np
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d as c10d
 from torch.utils._pytree import tree_map
 
 from localtensor._util import ambient
 from localtensor.errors import RanksDiverge
 from localtensor.lockstep.mode import LocalTensor, LocalTensorMode, rank_map, tensor_map
+from localtensor.lockstep.patches import rank_queries
 from localtensor.lockstep.patches.device_mesh import wait_for
 from localtensor.lockstep.values.formatting import user_place, values_by_rank
 from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int
@@ -65,12 +67,16 @@ def in_place_of_torch() -> Iterator[None]:
     tests = sys.modules.get(TESTS)
     for name in _BY_RANK if hasattr(tests, _BY_RANK[0]) else ():
         pairs.append((getattr(tests, name), _by_rank(getattr(tests, name).__wrapped__)))
+    rank_queries.install()  # it patches the functions that are replaced here
+    begin, end = _process_groups(opened)
+    pairs += [(dist.init_process_group, begin), (dist.destroy_process_group, end)]
     _replace(pairs)
     try:
         by_rank = property(lambda node: values_by_rank(node.values, node.held))
         has_type = tests is not None and hasattr(tests, "LocalTensor")  # which it compares with the type of a tensor
         with (
-            _process_groups(opened),
+            mock.patch.multiple(dist, init_process_group=begin, destroy_process_group=end),
+            mock.patch.multiple(c10d, init_process_group=begin, destroy_process_group=end),
             mock.patch.object(RankInts, "_local_ints", by_rank, create=True),
             mock.patch.object(tests, "LocalTensor", LocalTensor) if has_type else contextlib.nullcontext(),
         ):
@@ -93,8 +99,8 @@ def _replace(pairs: Sequence[tuple[object, object]]) -> None:
                     setattr(module, attribute, made[id(value)])
 
 
-@contextlib.contextmanager
-def _process_groups(opened: list[LocalTensorMode]) -> Iterator[None]:
+def _process_groups(opened: list[LocalTensorMode]) -> tuple[Callable[..., None], Callable[..., None]]:
+    """What begins and ends the process group of a program, and with it the mode."""
     begin, end = dist.init_process_group, dist.destroy_process_group
 
     def init(backend: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -114,8 +120,7 @@ def _process_groups(opened: list[LocalTensorMode]) -> Iterator[None]:
         else:
             end(group)
 
-    with mock.patch.object(dist, "init_process_group", init), mock.patch.object(dist, "destroy_process_group", destroy):
-        yield
+    return init, destroy
 
 
 def _by_rank(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -51,6 +51,23 @@ def test_ranks_as_their_node_gives_them_take_part():
     assert x.reconcile().tolist() == [3, 5, 7]
 
 
+def test_a_group_that_is_made_by_an_imported_name_opens_the_mode_too():
+    early, late = ModuleType("early_program"), ModuleType("late_program")
+    early.begin, early.end = dist.init_process_group, dist.destroy_process_group
+    sys.modules["early_program"] = early
+    try:
+        with in_place_of_torch():
+            exec("from torch.distributed.distributed_c10d import init_process_group as begin", vars(late))
+            for begin in (early.begin, late.begin):
+                begin("fake", rank=0, world_size=3)
+                x = torch.ones(2) * dist.get_rank()
+                assert [x.on(rank)[0].item() for rank in range(3)] == [0, 1, 2]
+                early.end()
+        assert (early.begin, early.end) == (dist.init_process_group, dist.destroy_process_group)
+    finally:
+        del sys.modules["early_program"]
+
+
 def test_their_tests_know_the_type_of_a_tensor():
     own = common_dtensor.LocalTensor
     with in_place_of_torch():
