@@ -1,6 +1,9 @@
 """Test files of torch's sources, and how their tests end: shared by the tools that run them on ranks of ours."""
 
+import hashlib
+import os
 import sys
+import tarfile
 import tempfile
 import urllib.request
 from collections import Counter
@@ -13,6 +16,8 @@ import pytest
 import torch
 
 ADDRESS = "https://raw.githubusercontent.com/pytorch/pytorch/{commit}/{path}"
+DEBIAN = "http://deb.debian.org/debian/pool/main/p/pytorch/pytorch_2.6.0+dfsg.orig.tar.xz"
+DEBIAN_SHA256 = "099a9601bc40d67656e75735c44abedb0fbe92d08817852ab7472eebb7e6ddff"
 SECONDS = 60  # for one test
 PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
 
@@ -39,6 +44,47 @@ def source(path: str, folder: Path | None = None) -> str:
             return str(answer.read().decode())
     except OSError as error:
         sys.exit(f"{folder or 'the download'}: {error}. Name the file of torch's sources ({path}).")
+
+
+def debian_sources() -> Path:
+    """The folder test/distributed of torch 2.6.0, from Debian's source package.
+
+    The package (27 MB) is downloaded once; its tests are kept below `XDG_CACHE_HOME`, or `~/.cache`.
+    Ends the program if the package cannot be had, or is another.
+    """
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "localtensor", "torch-2.6.0")
+    tests = folder / "test/distributed"
+    if tests.is_dir():
+        return tests
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+        package, unpacked = Path(name, "package.tar.xz"), Path(name, "unpacked")
+        _download_debian(package)
+        with tarfile.open(package) as members:
+            for member in members:
+                path = member.name.partition("/")[2]
+                if path.startswith("test/distributed/"):
+                    members.extract(member.replace(name=path), unpacked, filter="data")
+        try:
+            unpacked.rename(folder)
+        except OSError:  # another process has been faster
+            if not tests.is_dir():
+                raise
+    return tests
+
+
+def _download_debian(package: Path) -> None:
+    """Writes Debian's source package to a file.  Ends the program if that fails, or if it is not the known one."""
+    found = hashlib.sha256()
+    try:
+        with urllib.request.urlopen(DEBIAN, timeout=SECONDS) as answer, package.open("wb") as out:
+            for block in iter(lambda: answer.read(1 << 20), b""):
+                found.update(block)
+                out.write(block)
+    except OSError as error:
+        sys.exit(f"{DEBIAN}: {error}. Name a folder of torch's sources.")
+    if found.hexdigest() != DEBIAN_SHA256:
+        sys.exit(f"{DEBIAN}: its SHA-256 is {found.hexdigest()}, not {DEBIAN_SHA256}. Download it again.")
 
 
 def ending(error: BaseException | None, kinds: Mapping[type, str] | None = None) -> tuple[str, str]:

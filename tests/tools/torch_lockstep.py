@@ -1,7 +1,8 @@
 """torch's own tests of DTensor and meshes in lockstep: each under our LocalTensorMode, beside how it ends torch's own way.
 
-`python -m tests.tools.torch_lockstep [FILE ...] [--from DIR]`: a FILE is named as in torch's test/distributed, such as
-tensor/test_math_ops.py.  They are downloaded for the installed torch's commit, or taken from DIR.  A test passes torch's own way on gloo
+`python -m tests.tools.torch_lockstep [FILE ...] [--from DIR | --debian]`: a FILE is named as in torch's test/distributed, such as
+tensor/test_math_ops.py.  They are downloaded for the installed torch's commit, or taken from DIR.  `--debian` takes those of torch 2.6.0
+from Debian's source package, whatever torch is installed: what fails with it on gloo does not count.  A test passes torch's own way on gloo
 processes, or in torch's LocalTensorMode if it is written for that; `--reference threads` takes rank threads in the place of processes,
 which takes minutes instead of an hour.  What passes there and not in lockstep is listed with its reason.
 """
@@ -29,6 +30,7 @@ from tests.tools.torch_files import (
     SKIPPED,
     Collector,
     Verdict,
+    debian_sources,
     print_counts,
     print_others,
     run_pytest,
@@ -46,6 +48,13 @@ FILES = (
     "test_local_tensor.py",
     *(f"tensor/{name if '/' in name else f'test_{name}'}.py" for name in TENSOR),
 )
+OLD = (
+    "test_device_mesh.py",
+    "tensor/parallel/test_*.py",
+    "_tensor/test_*.py",
+    "_tensor/*/test_*.py",
+)
+"""The files of torch 2.6.0, by pattern: tests of `FILES` by another name, or by no longer another."""
 WAYS = ("lockstep", "threads", "torch")
 CRASHED = "crashed"
 BASES = {
@@ -177,10 +186,12 @@ def print_comparison(reference: dict[str, Verdict], ours: dict[str, Verdict], wa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", default=FILES, metavar="FILE")
-    parser.add_argument(
+    parser.add_argument("files", nargs="*", metavar="FILE")
+    sources = parser.add_mutually_exclusive_group()
+    sources.add_argument(
         "--from", dest="folder", type=Path, help="a folder of torch's test/distributed, or of files of these names"
     )
+    sources.add_argument("--debian", action="store_true", help="Debian's source package of torch 2.6.0")
     parser.add_argument("-k", dest="names", default="", help="pytest's expression for names of tests")
     parser.add_argument("--reference", choices=("torch", "threads", "none"), default="torch")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
@@ -190,10 +201,16 @@ def main() -> None:
         for path in chosen.files:
             run_file(_text(path, chosen.folder), Path(path).name, chosen.way, chosen.names, chosen.kept)
         return
+    files = chosen.files or FILES
+    if chosen.debian:
+        chosen.folder = debian_sources()
+        files = chosen.files or [
+            str(path.relative_to(chosen.folder)) for name in OLD for path in sorted(chosen.folder.glob(name))
+        ]
     options = ["-k", chosen.names, *(["--from", str(chosen.folder)] if chosen.folder else [])]
     reference: dict[str, Verdict] = {}
     ours: dict[str, Verdict] = {}
-    for path in chosen.files:
+    for path in files:
         _text(path, chosen.folder)  # ends the program here, and not in each of its processes
         name = Path(path).stem
         for way, into in (("lockstep", ours), (chosen.reference, reference)):

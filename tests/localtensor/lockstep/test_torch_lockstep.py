@@ -1,11 +1,14 @@
 """The tool that runs torch's own tests of DTensor in lockstep, on a file written in their manner."""
 
+import hashlib
 import subprocess
 import sys
+import tarfile
 
 import pytest
 
 from tests.end_to_end.test_docs import ROOT
+from tests.tools import torch_files
 
 SUITE = """
 import os
@@ -85,3 +88,38 @@ def test_a_folder_without_the_file_is_named(tmp_path):
     done = suite("tensor/test_none.py", "--from", str(tmp_path))
     assert done.returncode == 1
     assert "test_none.py" in done.stderr.splitlines()[-1]
+
+
+def packed(folder, monkeypatch, *, known):
+    """Debian's package in small, as a file; its sum is the known one if `known`."""
+    file, package = folder / "test_mesh.py", folder / "package.tar.xz"
+    file.write_text("# a test")
+    with tarfile.open(package, "w:xz") as out:
+        out.add(file, "pytorch-v2.6.0/test/distributed/_tensor/test_mesh.py")
+        out.add(file, "pytorch-v2.6.0/torch/mesh.py")
+    monkeypatch.setattr(torch_files, "DEBIAN", package.as_uri())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    if known:
+        monkeypatch.setattr(torch_files, "DEBIAN_SHA256", hashlib.sha256(package.read_bytes()).hexdigest())
+    return package
+
+
+def test_the_tests_of_debians_package_are_kept(tmp_path, monkeypatch):
+    package = packed(tmp_path, monkeypatch, known=True)
+    folder = torch_files.debian_sources()
+    package.unlink()
+    assert torch_files.debian_sources() == folder
+    assert [path.relative_to(tmp_path / "cache/localtensor").as_posix() for path in tmp_path.glob("cache/**/*.py")] == [
+        "torch-2.6.0/test/distributed/_tensor/test_mesh.py"
+    ]
+    assert (folder / "_tensor/test_mesh.py").read_text() == "# a test"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_another_package_is_refused_and_nothing_kept(tmp_path, monkeypatch, there):
+    package = packed(tmp_path, monkeypatch, known=False)
+    if not there:
+        package.unlink()
+    with pytest.raises(SystemExit, match="its SHA-256 is" if there else "No such file"):
+        torch_files.debian_sources()
+    assert not list(tmp_path.glob("cache/localtensor/*"))
