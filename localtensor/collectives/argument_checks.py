@@ -54,7 +54,7 @@ def check_rank_arguments(kind: str, brought: CallArguments, rank: int, members: 
     if brought.root is not None:
         check_rank(kind, "root", brought.root, len(members))
     if kind == "all_gather" or (kind == "gather" and rank == members[brought.root or 0]):
-        check_length(kind, rank, brought.writes, len(members))
+        check_length(kind, rank, brought.writes, len(members) * brought.lists**2)
     if kind == SPARSE_ALL_REDUCE:
         _check_sparse(kind, brought)
     if kind in _REQUIRE_DENSE:

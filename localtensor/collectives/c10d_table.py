@@ -9,6 +9,7 @@ arguments.  Calls on groups of other backends pass through to the previous kerne
 """
 
 import functools
+import itertools
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ from localtensor.collectives.argument_checks import (
     PREMUL_SUM,
     REDUCTION_NAMES,
     SPARSE_ALL_REDUCE,
+    flat_tensors,
     reduction_name,
 )
 from localtensor.collectives.rendezvous import Contribution, Group
@@ -49,6 +51,7 @@ class CallArguments:
     output_splits: list[int] | None = None
     timeout: timedelta | None = None  # of a monitored barrier
     everyone: bool = False  # its wait_all_ranks
+    lists: int = 1  # of outputs, in `writes` one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ class CollectiveOp:
     def read_call(self, arguments: Sequence[Any]) -> "tuple[CollectiveOp, CallArguments]":
         """The op that the calls of the peers must match, and what this call brings to it."""
         call = self.read(*arguments)
-        if self.kind == "all_reduce" and call.reads.layout == torch.sparse_coo:
+        if self.kind == "all_reduce" and next(flat_tensors(call.reads)).layout == torch.sparse_coo:
             return _SPARSE_ALL_REDUCE, call
         if self.single is None or len(call.reads) != 1:
             return self, call
@@ -86,6 +89,18 @@ class CollectiveOp:
 
 def _inputs(parts: Sequence[Contribution]) -> list[Any]:
     return [part.inputs for part in parts]
+
+
+def _one_or_all(tensors: Sequence[Tensor]) -> Any:
+    return tensors[0] if len(tensors) == 1 else list(tensors)
+
+
+def _of_all_tensors(parts: Sequence[Contribution], compute: Callable[[list[Tensor]], Sequence[Any]]) -> list[Any]:
+    """The result of each rank; each of a rank's several tensors counts as that of one more rank."""
+    held = [list(flat_tensors(part.inputs)) for part in parts]
+    results = compute([x for mine in held for x in mine])
+    firsts = itertools.accumulate((len(mine) for mine in held[:-1]), initial=0)
+    return [results[first] for first in firsts]
 
 
 def _root(parts: Sequence[Contribution]) -> int:
@@ -119,8 +134,8 @@ def _all_gather_coalesced(lists: list[list[Tensor]]) -> list[list[Tensor]]:
 COLLECTIVE_OPS: dict[str, CollectiveOp] = {
     "allreduce_": CollectiveOp(
         "all_reduce",
-        lambda tensors, op, sparse: CallArguments(tensors[0], tensors, op=op),
-        lambda parts: _one_each(reference.all_reduce(_inputs(parts), parts[0].op)),
+        lambda tensors, op, sparse: CallArguments(_one_or_all(tensors), tensors, op=op),
+        lambda parts: _one_each(_of_all_tensors(parts, lambda held: reference.all_reduce(held, parts[0].op))),
         in_place=True,
     ),
     "allreduce_coalesced_": CollectiveOp(
@@ -139,14 +154,16 @@ COLLECTIVE_OPS: dict[str, CollectiveOp] = {
     ),
     "broadcast_": CollectiveOp(
         "broadcast",
-        lambda tensors, root, index: CallArguments(tensors[0], tensors, root=root),
+        lambda tensors, root, index: CallArguments(tensors[index], tensors, root=root),
         lambda parts: _one_each(reference.broadcast(_inputs(parts), _root(parts))),
         in_place=True,
     ),
     "allgather_": CollectiveOp(
         "all_gather",
-        lambda outputs, inputs: CallArguments(inputs[0], outputs[0]),
-        lambda parts: reference.all_gather(_inputs(parts)),
+        lambda outputs, inputs: CallArguments(
+            _one_or_all(inputs), [x for output in outputs for x in output], lists=len(outputs)
+        ),
+        lambda parts: _of_all_tensors(parts, reference.all_gather),
     ),
     "_allgather_base_": CollectiveOp(
         "all_gather_into_tensor",
@@ -226,7 +243,7 @@ COLLECTIVE_OPS: dict[str, CollectiveOp] = {
 _SPARSE_ALL_REDUCE = CollectiveOp(
     SPARSE_ALL_REDUCE,
     COLLECTIVE_OPS["allreduce_"].read,
-    lambda parts: _one_each(reference.sparse_all_reduce(_inputs(parts))),
+    lambda parts: _one_each(_of_all_tensors(parts, reference.sparse_all_reduce)),
 )
 
 

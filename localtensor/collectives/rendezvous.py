@@ -193,6 +193,7 @@ class Group:
     timeouts: dict[int, float] = field(default_factory=dict)  # seconds, of ranks that gave the group a time limit
     cut_off: set[int] = field(default_factory=set)  # ranks whose connections a timeout has closed, as gloo does
     axes: dict[tuple[int, ...], str] = field(default_factory=dict)  # of the run: mesh axes by the ranks along them
+    direct: bool = False  # made by the program without torch's `new_group`
 
     def axis(self) -> str | None:
         """The name of the mesh axis along which these ranks lie; None if no mesh has such an axis."""

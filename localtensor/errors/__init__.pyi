@@ -27,6 +27,7 @@ from localtensor.errors.collectives import NotDense as NotDense
 from localtensor.errors.collectives import NothingToReduce as NothingToReduce
 from localtensor.errors.collectives import NotOnePerRank as NotOnePerRank
 from localtensor.errors.collectives import RankOutside as RankOutside
+from localtensor.errors.collectives import RefusedByGloo as RefusedByGloo
 from localtensor.errors.collectives import ScalarTensor as ScalarTensor
 from localtensor.errors.collectives import SelfSend as SelfSend
 from localtensor.errors.collectives import ShapesDiffer as ShapesDiffer

@@ -32,6 +32,10 @@ class WrongListLength(Refusal, RuntimeError, argument="lists[{rank}]", values="{
     REMEDY = "Let rank {rank} bring a list of {want}."
 
 
+class RefusedByGloo(Refusal, RuntimeError):
+    """Lists of tensors that gloo refuses; the problem is in gloo's words, for programs that look for them."""
+
+
 class NothingToReduce(Refusal, argument="lists", values="empty lists"):
     """A coalesced reduction to which no rank brings a tensor."""
 
@@ -95,10 +99,10 @@ class NotDense(Refusal, RuntimeError):
     REMEDY = "Pass x.to_dense()."
 
 
-class NotContiguous(Refusal, RuntimeError, values="shape {shape} with strides {stride}"):
+class NotContiguous(Refusal, RuntimeError, ValueError, values="shape {shape} with strides {stride}"):
     """A tensor with gaps or another order in memory, in a call where gloo refuses it or moves the wrong bytes."""
 
-    PROBLEM = "the call moves memory as it lies"
+    PROBLEM = "Tensors must be contiguous, as the call moves memory as it lies"
     REMEDY = "Pass x.contiguous()."
 
 
@@ -144,7 +148,7 @@ class DtypeNotReducible(Refusal, RuntimeError):
 class RankOutside(Refusal, RuntimeError, values="{argument}={rank}"):
     """A root, sender or receiver that is not in the group."""
 
-    PROBLEM = "the group has {ranks} ranks"
+    PROBLEM = "invalid {argument} rank, the group has {ranks} ranks"
     REMEDY = "Name a rank from 0 to {last}, counted within the group."
 
 

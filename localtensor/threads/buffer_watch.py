@@ -90,6 +90,7 @@ class _Buffers(NamedTuple):
     inputs: list[Tensor]
     outputs: list[Tensor]
     checksums: list[int | None]
+    storages: set[int]
 
 
 class BufferWatch(TorchDispatchMode):
@@ -99,6 +100,9 @@ class BufferWatch(TorchDispatchMode):
         super().__init__()
         self._simulation = simulation
         self._held: dict[Ticket, _Buffers] = {}
+        self._by_storage: dict[
+            int, dict[Ticket, _Buffers]
+        ] = {}  # so that an op is not compared with all that is in flight
         self._readers = ReaderWatch(self)
 
     @classmethod
@@ -107,10 +111,13 @@ class BufferWatch(TorchDispatchMode):
         return False
 
     def begin(self, ticket: Ticket, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        buffers = _Buffers(list(inputs), list(outputs), [checksum(x) for x in (*inputs, *outputs)])
+        both = [*inputs, *outputs]
+        buffers = _Buffers(list(inputs), list(outputs), [checksum(x) for x in both], {storage_of(x) for x in both})
         if not self._held:
             restack(self, self._readers, add=True)
         self._held[ticket] = buffers
+        for storage in buffers.storages:
+            self._by_storage.setdefault(storage, {})[ticket] = buffers
 
     def end(self, ticket: Ticket, *, written_by_peer: Callable[[Tensor], bool] | None = None) -> None:
         """Stop watching the buffers of a ticket.
@@ -121,6 +128,10 @@ class BufferWatch(TorchDispatchMode):
         held = self._held.pop(ticket, None)
         if held is None:
             return
+        for storage in held.storages:
+            del self._by_storage[storage][ticket]
+            if not self._by_storage[storage]:
+                del self._by_storage[storage]
         if not self._held:
             restack(self, self._readers, add=False)
         if written_by_peer is None:
@@ -150,7 +161,7 @@ class BufferWatch(TorchDispatchMode):
 
     def _check_op(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         for tensor, written in tensor_uses(func, args, kwargs):
-            for ticket, held in self._held.items():
+            for ticket, held in self._by_storage.get(storage_of(tensor), {}).items():
                 if any(overlap(tensor, buffer) for buffer in held.outputs):
                     self._fail(BufferReused if written else ReadBeforeWait, ticket, str(func))
                 if written and any(overlap(tensor, buffer) for buffer in held.inputs):
@@ -158,12 +169,18 @@ class BufferWatch(TorchDispatchMode):
 
     def check_read(self, name: str, tensor: Tensor) -> None:
         """Check a read by a function that no dispatch mode sees."""
-        for ticket, held in self._held.items():
-            if any(overlap(local, buffer) for local in _plain_tensors(tensor) for buffer in held.outputs):
-                self._fail(ReadBeforeWait, ticket, name)
+        for local in _plain_tensors(tensor):
+            for ticket, held in self._by_storage.get(storage_of(local), {}).items():
+                if any(overlap(local, buffer) for buffer in held.outputs):
+                    self._fail(ReadBeforeWait, ticket, name)
 
     def _fail(self, kind: type[ReadBeforeWait | BufferReused], ticket: Ticket, name: str) -> None:
         self._simulation.fail(kind(ticket.part.call(), name, place_of_frame(sys._getframe(2))))
+
+
+def storage_of(x: Tensor) -> int:
+    """The number of a tensor's storage; 0 for a tensor without one, such as a sparse one."""
+    return int(x.untyped_storage()._cdata) if x.layout == torch.strided else 0
 
 
 def _plain_tensors(tensor: Tensor) -> list[Tensor]:

@@ -77,6 +77,8 @@ def timeout_words(part: Contribution, missing: Sequence[int], seconds: float, *,
         if part.rank != first:
             words = "successfully reached monitoredBarrier, but received errors while waiting for send/recv from"
             return f"Rank {part.rank} {words} rank {first}. Please check rank {first} logs for faulty rank."
+        if not seconds:
+            return f"[Rank {first}]: Rank {first} timed out in monitoredBarrier after 0 ms."
         named = f"Ranks {', '.join(map(str, missing))}" if everyone else f"Rank {missing[0]}"
         return f"[Rank {first}]: {named} failed to pass monitoredBarrier in {limit} ms"
     if part.kind.startswith("store."):

@@ -4,10 +4,10 @@ A function that a program has imported by name is replaced as well, inside torch
 """
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from localtensor.collectives.argument_checks import check_init_arguments
 from localtensor.collectives.rendezvous import Group
 from localtensor.errors import BadGroup, GroupMismatch, NotServed, TorchChanged
 from localtensor.threads import rank_world
+from localtensor.threads.direct_groups import RankBackend, direct_groups
 from localtensor.threads.store import RankStore, file_store, tcp_store
 
 STORES: dict[type[Any], Callable[..., RankStore]] = {
@@ -30,6 +31,7 @@ STORES: dict[type[Any], Callable[..., RankStore]] = {
     torch.distributed.FileStore: file_store,
     torch.distributed.HashStore: RankStore,  # of the ranks and threads that refer to it; torch's would stop them all
 }
+THREADED = "threaded"  # a group of torch's own tests, which names itself; C++ calls all other registered ones "custom"
 FAKE = "fake"  # torch's backend that does nothing; used as it is
 
 
@@ -39,7 +41,7 @@ def _init_process_group(original: Callable[..., None], *args: object, **kwargs: 
         return original(*args, **kwargs)
     arguments = bound_arguments(original, args, kwargs)
     shown = str(arguments.get("backend") or "gloo")
-    if shown.lower() == FAKE:
+    if _serves_itself(shown):
         if world.implicit and world.default_pg is not None:
             c10d.destroy_process_group()
         world.implicit = False
@@ -53,7 +55,7 @@ def _init_process_group(original: Callable[..., None], *args: object, **kwargs: 
         return original(*args, **kwargs)  # refuses a second default group in its own words
     else:
         rank_world.init_default_group(world, shown)
-    set_time_limit(world, world.groups[c10d._get_default_group()], arguments.get("timeout"))
+    rank_world.set_time_limit(world, world.groups[c10d._get_default_group()], arguments.get("timeout"))
     line = origin(sys._getframe(1)).line
     world.made[world.pg_names[c10d._get_default_group()]] = (tuple(range(world.simulation.ranks)), line)
     return None
@@ -85,7 +87,7 @@ def _new_group_helper(original: Callable[..., Any], *args: object, **kwargs: obj
     if world is None:
         return original(*args, **kwargs)
     arguments = bound_arguments(original, args, kwargs)
-    if str(arguments["backend"]).lower() == FAKE:
+    if _serves_itself(str(arguments["backend"])):
         return original(*args, **kwargs)
     ranks = tuple(arguments["global_ranks_in_group"] or ())
     if not ranks:
@@ -111,95 +113,6 @@ def new_store(make: Callable[..., object], kind: type[Any], *args: object, **kwa
     if world is None or kind not in STORES:  # a subclass of the user's
         return torch.distributed.Store.__new__(kind)
     return make(world.simulation, *args, **kwargs)
-
-
-_DIRECT = "localtensor/direct"  # keys of groups that the program makes without `new_group`, in the store that it gives
-
-
-def _gloo_group(
-    kind: type[Any],
-    store: torch.distributed.Store,
-    rank: int,
-    size: int,
-    timeout: object = None,
-) -> object:
-    """`ProcessGroupGloo(store, rank, size)` in a rank: a simulated group of the ranks that have named this store.
-
-    Its members find each other by the store, as on gloo; `rank` is the number in the group.
-    """
-    world = rank_world.world_now()
-    if world is None:
-        return torch.distributed.ProcessGroup.__new__(kind)
-    world.direct += 1
-    members: tuple[int, ...] = (world.rank,)
-    name = f"direct/{world.rank}/{world.direct}"
-    if size > 1:
-        key = f"{_DIRECT}/{store.add(f'{_DIRECT}/{rank}', 1)}"  # a store may serve several groups in turn
-        if rank == 0:
-            store.set(f"{key}/name", name)
-        store.set(f"{key}/{rank}", str(world.rank))
-        members = tuple(int(store.get(f"{key}/{other}")) for other in range(size))
-        name = store.get(f"{key}/name").decode()
-    group = torch.distributed.ProcessGroup(store, rank, size)
-    backend, custom = rank_world.c10d_cpp.FakeProcessGroup._create_internal(rank, size), group.BackendType.CUSTOM
-    group._set_default_backend(custom)
-    for device in rank_world.DEVICES:
-        group._register_backend(torch.device(device), custom, backend)
-    group._set_group_name(c10d.GroupName(name))
-    world.groups[group] = world.simulation.groups.setdefault(
-        f"{world.epoch}/{name}", Group(name, members, axes=world.simulation.axes)
-    )
-    limit = getattr(timeout, "_timeout", timeout)
-    set_time_limit(world, world.groups[group], limit)
-    return group
-
-
-_BACKEND_TYPES = {"gloo": "ProcessGroupGloo", "nccl": "ProcessGroupNCCL"}  # where this torch is built with them
-
-
-class RankBackend:
-    """The backend of one device of a simulated group: for `isinstance` of the type of the requested backend.
-
-    Its collectives are those of the group.  Anything else is answered by the idle backend, which is `_idle`.
-    """
-
-    def __init__(self, group: torch.distributed.ProcessGroup, idle: Any, name: str) -> None:
-        self._group, self._idle, self._name = group, idle, name
-        kind = getattr(torch.distributed, _BACKEND_TYPES.get(name, ""), None)
-        self._kind: Any = kind or torch.distributed.distributed_c10d.Backend
-        self.supports_splitting = name in _BACKEND_TYPES
-        self.supports_coalescing = self.supports_time_estimate = name == "nccl"
-
-    @property  # type: ignore[misc]  # what isinstance() asks, after the type
-    def __class__(self) -> type:
-        return self._kind  # type: ignore[no-any-return]
-
-    def __getattr__(self, name: str) -> Any:
-        owner = self._group if hasattr(torch.distributed.ProcessGroup, name) else self._idle
-        return getattr(owner, name)
-
-    def name(self) -> str:
-        return self._name
-
-    _get_backend_name = name
-
-    @property
-    def options(self) -> Any:
-        make = getattr(self._kind, "_Options" if self._name == "gloo" else "Options", None)
-        if make is None:
-            return self._idle.options
-        options, world = make(), rank_world.world_now()
-        seconds = None if world is None else world.groups[self._group].timeouts.get(world.rank)
-        if seconds is not None:
-            options._timeout = timedelta(seconds=seconds)
-        return options
-
-    def _set_default_timeout(self, timeout: timedelta) -> None:
-        world = rank_world.world_now()
-        if world is not None:
-            set_time_limit(world, world.groups[self._group], timeout)
-
-    set_timeout = _set_default_timeout
 
 
 def _backend_of_device(
@@ -241,7 +154,8 @@ def _group_name_of_backend(original: Callable[..., str], group: torch.distribute
     world = rank_world.world_now()
     if world is None or group not in world.groups:
         return original(group)
-    return world.pg_map[group][0] if group in world.pg_map else "gloo"
+    shown = world.pg_map[group][0] if group in world.pg_map else "gloo"
+    return "custom" if str(shown).upper() in c10d.Backend._plugins and shown != THREADED else shown
 
 
 def _without_wrapper_group(
@@ -249,6 +163,14 @@ def _without_wrapper_group(
 ) -> object:
     """No wrapper group: with TORCH_DISTRIBUTED_DEBUG=DETAIL torch would compare the ranks' calls, which we do anyway."""
     return original(wrapped_pg, *args, **kwargs) if rank_world.world_now() is None else wrapped_pg
+
+
+def _serves_itself(backend: str) -> bool:
+    """Whether no simulation stands for the backend: torch's fake one, or one that the program has registered and written in Python."""
+    names = {part.rpartition(":")[2].lower() for part in backend.split(",")}
+    makers = [c10d.Backend._plugins[name.upper()].creator_fn for name in names if name.upper() in c10d.Backend._plugins]
+    own = [make for make in makers if inspect.isfunction(make)]
+    return names == {FAKE} or any(make.__module__.partition(".")[0] not in ("torch", "localtensor") for make in own)
 
 
 def _check_backend(backend: str) -> None:
@@ -278,14 +200,8 @@ def _declare_group(
     group = simulation.groups.setdefault(
         f"{key}/{ranks[0]}" if alone else key, Group(name, ranks, axes=simulation.axes)
     )
-    set_time_limit(world, group, timeout)
+    rank_world.set_time_limit(world, group, timeout)
     return group
-
-
-def set_time_limit(world: rank_world.RankWorld, group: Group, timeout: object) -> None:
-    """Note a time limit of the program's own; torch's default is none."""
-    if isinstance(timeout, timedelta) and timeout != c10d.default_pg_timeout:
-        group.timeouts[world.rank] = timeout.total_seconds()
 
 
 def _create_backend(options: c10d._DistributedBackendOptions, backend_options: object = None) -> object:
@@ -297,13 +213,17 @@ def _create_backend(options: c10d._DistributedBackendOptions, backend_options: o
     return rank_world.c10d_cpp.FakeProcessGroup._create_internal(options.group_rank, options.group_size)
 
 
-@contextmanager
-def patched_torch_distributed() -> Iterator[None]:
-    """Inside the block torch.distributed is replaced; afterwards everything is restored."""
+def register_backend() -> None:
+    """Register the backend under the groups of ranks; before their states are made, which have a copy of the table."""
     if not hasattr(c10d.Backend, rank_world.BACKEND.upper()):
         c10d.Backend.register_backend(
             rank_world.BACKEND, _create_backend, extended_api=True, devices=list(rank_world.DEVICES)
         )
+
+
+@contextmanager
+def patched_torch_distributed() -> Iterator[None]:
+    """Inside the block torch.distributed is replaced; afterwards everything is restored."""
     with ExitStack() as stack:
         stack.enter_context(replaced(c10d, "_world", c10d._world))
         helper = functools.partial(_new_group_helper, c10d._new_process_group_helper)
@@ -318,8 +238,7 @@ def patched_torch_distributed() -> Iterator[None]:
         stack.enter_context(wrapped(torch.distributed.ProcessGroup, "_get_backend", _backend_of_device))
         stack.enter_context(wrapped(torch.distributed.ProcessGroup, "_get_sequence_number_for_group", _sequence_number))
         stack.enter_context(wrapped(torch.distributed.ProcessGroup, "_start_coalescing", _start_coalescing))
-        if hasattr(torch.distributed, "ProcessGroupGloo"):
-            stack.enter_context(replaced(torch.distributed.ProcessGroupGloo, "__new__", _gloo_group))
+        stack.enter_context(direct_groups())
         if hasattr(c10d, "_maybe_attach_flight_recorder"):  # since 2.15: one per process, it warns of further ranks
             stack.enter_context(replaced(c10d, "_maybe_attach_flight_recorder", lambda *args, **kwargs: None))
         stack.enter_context(patched_inside_decorators(c10d.init_process_group, _init_process_group))

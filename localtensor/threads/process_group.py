@@ -6,137 +6,22 @@ Inputs of a call that returns its Work to the user are copied first, and watched
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import Work
-from torch.distributed import distributed_c10d as c10d
 
 from localtensor._util.call_sites import handled_exception, origin
 from localtensor.collectives.argument_checks import Reads, check_message, check_rank_arguments, flat_tensors
 from localtensor.collectives.c10d_table import SEND, CallArguments, CollectiveOp, completed_work
+from localtensor.collectives.gloo_checks import check_like_gloo
 from localtensor.collectives.rendezvous import Compute, Contribution, Group, Ticket, match_key
 from localtensor.errors import CollectiveFailed
-from localtensor.threads.buffer_watch import BufferWatch
-from localtensor.threads.diagnosis import TimeLimit
+from localtensor.threads.buffer_watch import BufferWatch, storage_of
 from localtensor.threads.replicas import REDUCING, ReplicaWatch
 from localtensor.threads.simulation import Simulation
-
-
-class RankWork(Work):
-    """The Work of one rank's call; torch's C++ calls `wait` and `get_future`, Python the rest.
-
-    It is named as gloo's: programs print and compare the name of its type.
-    """
-
-    def __init__(self, simulation: Simulation, ticket: Ticket, outputs: Sequence[Tensor]) -> None:
-        super().__init__()
-        self._simulation = simulation
-        self._ticket = ticket
-        self.outputs = list(outputs)
-        self.on_wait: Callable[[], None] | None = None  # called once, at the first wait
-        self.waits_left = 1  # a functional collective waits once for each of its outputs
-        self.release: Callable[[], None] | None = None  # called once, after the last wait
-        self.abandoned = False  # the rank has ended, and torch waits once more
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return when the outputs hold the result.
-
-        Raises `CollectiveTimeout` if `timeout`, or the group's own, passes on the simulated clock: it moves when no rank
-        can run.
-        """
-        simulation, ticket = self._simulation, self._ticket
-        self.waits_left -= 1
-        if self.waits_left == 0 and self.release is not None:
-            release, self.release = self.release, None  # it refers to this work: a reference cycle
-            release()
-        if self.abandoned or (ticket.waited and ticket.done and ticket.deliver is None):
-            return True
-        simulation.enter()
-        on_wait, self.on_wait = self.on_wait, None
-        if on_wait is not None:
-            on_wait()
-        simulation.wait(ticket, _time_limit(ticket.part, timeout))
-        return True
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    block_current_stream = synchronize
-
-    def is_completed(self) -> bool:
-        """Whether the outputs hold the result: torch's documentation demands no wait() after True."""
-        done = self._simulation.poll(self._ticket)
-        if done:
-            self.wait()
-        return done
-
-    def is_success(self) -> bool:
-        return self._ticket.done
-
-    def exception(self) -> None:
-        return None
-
-    def result(self) -> list[Tensor]:
-        self.wait()
-        return self.outputs
-
-    def source_rank(self) -> int:
-        """The group rank of the sender that a receive was matched with."""
-        self.wait()
-        part = self._ticket.part
-        return part.group.ranks.index(part.rank if part.peer is None else part.peer)
-
-    _source_rank = source_rank
-
-    def get_future(self) -> "torch.futures.Future[Any]":
-        """A future of the outputs: for Python one that waits when it is used, for C++, which cannot, a completed one."""
-        caller = sys._getframe(1).f_code
-        future = _WaitingFuture(self)
-        if "get_future" not in caller.co_names:
-            future.wait()
-        return future
-
-
-# Programs and logs name the type of a Work: as on gloo, where it is torch's own.
-RankWork.__name__, RankWork.__qualname__, RankWork.__module__ = Work.__name__, Work.__qualname__, Work.__module__
-
-
-class _WaitingFuture(torch.futures.Future):
-    """A future that is completed by waiting for its Work; every method waits."""
-
-    def __init__(self, work: RankWork) -> None:
-        super().__init__()
-        self._work: RankWork | None = work
-
-    def settle(self) -> None:
-        work, self._work = self._work, None
-        if work is not None:
-            self.set_result(work.result())
-
-    def wait(self) -> Any:
-        self.settle()
-        return super().wait()
-
-    def value(self) -> Any:
-        self.settle()
-        return super().value()
-
-    def done(self) -> bool:
-        if self._work is not None and self._work.is_completed():
-            self.settle()
-        return super().done()
-
-    def then(self, callback: Callable[..., Any]) -> torch.futures.Future[Any]:
-        self.settle()
-        return super().then(callback)
-
-    def add_done_callback(self, callback: Callable[..., Any]) -> None:
-        self.settle()
-        super().add_done_callback(callback)
+from localtensor.threads.works import RankWork, time_limit
 
 
 class Kernels:
@@ -190,6 +75,7 @@ class Kernels:
         simulation = self.simulation
         rank = simulation.enter()
         _count(group, rank, op.kind)
+        check_like_gloo(op.kind, arguments, group.ranks.index(rank), len(group.ranks))
         wire_op, call = op.read_call(arguments)
         check_rank_arguments(wire_op.kind, call, rank, group.ranks)
         if rank in self.profiling and op.kind != "monitored_barrier":
@@ -205,16 +91,26 @@ class Kernels:
             part.inputs = _copied(call.reads)
 
         def deliver(results: Sequence[Tensor]) -> None:
-            self._write(part, call.writes, results)
+            self._write(part, call.writes, _for_each_list(call.writes, results))
 
         ticket = simulation.contribute(part, _without_autocast(wire_op.compute), deliver, returns_work=returns_work)
         if not asynchronous:
-            simulation.wait(ticket, _time_limit(part, call.timeout, everyone=call.everyone))
+            simulation.wait(ticket, time_limit(part, call.timeout, everyone=call.everyone))
+            self.complete_before(ticket)
             return self._returned(op, arguments, self.completed_work)
         sends = part.kind == "broadcast" and rank == part.root
         work = self._new_work(rank, ticket, call.writes, read if returns_work else None, sends=sends)
+        work.lists = call.lists
         simulation.pause()
         return self._returned(op, arguments, work.boxed())
+
+    def complete_before(self, barrier: Ticket) -> None:
+        """Complete the rank's earlier calls in the group of a barrier, for which gloo's barrier waits."""
+        part = barrier.part
+        if part.kind == "barrier":
+            for work in list(self.held_works[part.rank]):
+                if work.is_before(part):
+                    work.complete()
 
     def _new_work(
         self, rank: int, ticket: Ticket, writes: Sequence[Tensor], read: Sequence[Tensor] | None, *, sends: bool = False
@@ -241,7 +137,7 @@ class Kernels:
         return work
 
     def _end_watch(self, rank: int, ticket: Ticket) -> None:
-        self.watches[rank].end(ticket, written_by_peer=lambda x: self._written.get(_storage(x), rank) != rank)
+        self.watches[rank].end(ticket, written_by_peer=lambda x: self._written.get(storage_of(x), rank) != rank)
         self._in_flight.discard(ticket)
         if not self._in_flight:
             self._written.clear()
@@ -259,7 +155,7 @@ class Kernels:
     def _write(self, part: Contribution, buffers: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         """Write results to buffers unseen by autograd and modes, as a real backend does."""
         if self._in_flight:
-            self._written.update((_storage(x), part.rank) for x in buffers if x.layout == torch.strided)
+            self._written.update((storage_of(x), part.rank) for x in buffers if x.layout == torch.strided)
         with (
             torch._C._AutoDispatchBelowADInplaceOrView(),
             torch._C._DisableTorchDispatch(),
@@ -345,19 +241,9 @@ def _count(group: Group, rank: int, kind: str) -> None:
     group.calls_made[rank] = group.calls_made.get(rank, 0) + (2 if kind in _COUNTED_TWICE else 1)
 
 
-NO_LIMIT = c10d.default_pg_timeout  # torch passes it where the program has given no time limit
-
-
-def _time_limit(part: Contribution, timeout: timedelta | None, *, everyone: bool = False) -> TimeLimit | None:
-    """The time limit of a wait: the caller's own, else the group's.  None is the default, and torch's unset timeouts."""
-    if timeout is not None and timedelta(0) < timeout != NO_LIMIT:
-        return TimeLimit(timeout.total_seconds(), everyone=everyone)
-    seconds = part.group.timeouts.get(part.rank)
-    return None if seconds is None else TimeLimit(seconds, closes=True, everyone=everyone)
-
-
-def _storage(x: Tensor) -> int:
-    return int(x.untyped_storage()._cdata)
+def _for_each_list(buffers: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The results again for each list of outputs, of which a call with several tensors has several."""
+    return [*results] * (len(buffers) // len(results)) if len(buffers) > len(results) > 0 else results
 
 
 @functools.cache

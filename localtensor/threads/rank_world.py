@@ -24,9 +24,11 @@ collectives/c10d_table.py, threads/dist_patches.py and threads/buffer_watch.py.
 """
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import Any, TypeAlias
 
 import torch
@@ -35,6 +37,7 @@ from torch.autograd import profiler
 from torch.autograd.profiler_legacy import _parse_legacy_records as parse_legacy_records
 from torch.autograd.profiler_util import EventList
 from torch.distributed import distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
 
 from localtensor._util.ambient import simulation_of_this_rank
 from localtensor._util.call_sites import undecorated
@@ -111,6 +114,12 @@ def groups_of_rank() -> dict[tuple[int, ...], str]:
     return found
 
 
+def set_time_limit(world: RankWorld, group: Group, timeout: object) -> None:
+    """Note a time limit of the program's own; torch's default is none."""
+    if isinstance(timeout, timedelta) and timeout != c10d.default_pg_timeout:
+        group.timeouts[world.rank] = timeout.total_seconds()
+
+
 def leave_groups(world: RankWorld) -> dict[str, MadeGroup]:
     """Remove all groups of the rank, in its own thread; returns those that the program made and did not destroy."""
     left = {name: made for name, made in world.made.items() if name in world.pg_names.values()}
@@ -148,6 +157,7 @@ PROCESS_GLOBALS_PRIVATE = {
     "torch._C._profiler._RecordFunctionFast": "an event of a collective, with its inputs",
     "torch.autograd.profiler.profile._start_trace": "where every profiler of torch begins",
     "torch.distributed._register_comm_hook": "where the hooks of DistributedDataParallel pass into C++",
+    "torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data": "the name of the backend, which C++ does not know",
     "torch._dynamo.eval_frame._stance": "how compiled functions are called now, to be put back",
     "torch._C._ensureCUDADeviceGuardSet": "what the first fake tensor calls: here in a thread that outlives the ranks",
     "torch._C._clear_DTensor_sharding_propagator_cache": "of this thread, before it ends",
@@ -165,6 +175,7 @@ def process_globals_guarded() -> Iterator[None]:
         for name in ("collect_all", "wait_all"):
             stack.enter_context(wrapped(torch.futures, name, _wait_all_settled))
         stack.enter_context(wrapped(dist, "_register_comm_hook", _register_hook))
+        stack.enter_context(wrapped(DistributedDataParallel, "_get_ddp_logging_data", _logging_data))
         yield
 
 
@@ -189,6 +200,21 @@ def _register_hook(original: Callable[..., Any], reducer: object, state: object,
         return future
 
     return original(reducer, state, settled)
+
+
+GLOO_THREADS = 2  # of gloo's groups, unless the program asks for others
+
+
+def _logging_data(original: Callable[..., dict[str, Any]], module: DistributedDataParallel) -> dict[str, Any]:
+    """What DistributedDataParallel logs: C++ finds a backend called "custom" there."""
+    data, world = original(module), world_now()
+    if world is None or module.process_group not in world.groups:
+        return data
+    data["backend_name"] = c10d.get_backend(module.process_group)
+    if data["backend_name"] == "gloo":
+        names = ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT")
+        data.update({name.lower(): os.environ.get(name, "N/A") for name in names}, gloo_num_threads=GLOO_THREADS)
+    return data
 
 
 def _settle(future: object) -> None:

@@ -172,6 +172,7 @@ def _simulation_context(
     ranks: int, schedule: Schedule, seed: int, share: bool
 ) -> Iterator[tuple[Simulation, list[rank_world.RankWorld], list[Isolation]]]:
     """A simulation with torch.distributed replaced and the caller's state saved; both are restored at the end."""
+    dist_patches.register_backend()
     states = [RankState(rank, ranks, seed) for rank in range(ranks)]
     rank_worlds: list[rank_world.RankWorld] = []
     isolating: list[Isolation] = []

@@ -57,6 +57,7 @@ class Simulation:
         self.verdict: LocalTensorError | None = None
         self.last_part: dict[int, Contribution] = {}
         self.clock = 0.0  # simulated seconds: it moves when no rank can run, to the nearest deadline
+        self.skipped = 0.0  # those of them that no real clock has
         self._waits: dict[int, Ticket] = {}
         self._polls: dict[int, Ticket] = {}  # what each rank has polled since the last progress
         self._poll_count = 0
@@ -316,7 +317,8 @@ class Simulation:
             self._poll_count += 1
             if self._poll_count > MAX_POLLS:
                 return False
-        self.clock = first.deadline or self.clock
+        now, self.clock = self.clock, first.deadline or self.clock
+        self.skipped += self.clock - now if first.ready is None else 0.0
         self._wake(first)
         return True
 

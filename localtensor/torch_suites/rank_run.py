@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -29,9 +30,10 @@ import torch.distributed as dist
 from localtensor._util.ambient import running, simulation_of_this_rank
 from localtensor._util.patching import replaced, wrapped
 from localtensor.concurrency.schedule import Schedule, replay, round_robin
-from localtensor.errors import ForeignThread, NotDense, NotServed, ProgramFault, RankRaised
+from localtensor.errors import CollectiveTimeout, ForeignThread, NotDense, NotServed, ProgramFault, RankRaised
 from localtensor.errors.failure_report import failure_text
 from localtensor.threads.run import run_in_threads
+from localtensor.threads.state.special_slots import torchrun_environment
 from localtensor.torch_suites.libraries import is_rank, polling_stores, shared_registry, step_aside
 
 PIDS = 2**22  # above all process ids of the system
@@ -99,14 +101,16 @@ class RankProcess:
 def as_processes() -> Iterator[None]:
     """While inside, a rank that ends its process ends only itself, and a rank that sleeps lets the others run."""
     with ExitStack() as stack:
-        for owner, name, around in (
+        calls: list[tuple[Any, str, Callable[..., Any]]] = [
             (os, "_exit", _ending(lambda code: code)),
             (os, "abort", _ending(lambda: -signal.SIGABRT)),
             (os, "kill", _kill_rank),
             (os, "getpid", _own_pid),
             (signal, "raise_signal", _ending(lambda number: -int(number))),
             (time, "sleep", _sleep_rank),
-        ):
+            *((time, name, _clock_of_rank) for name in ("time", "monotonic", "perf_counter")),
+        ]
+        for owner, name, around in calls:
             stack.enter_context(wrapped(owner, name, around))
         yield
 
@@ -138,6 +142,12 @@ def _kill_rank(original: Callable[..., Any], pid: int, number: int) -> object:
 def _sleep_rank(original: Callable[..., Any], seconds: float) -> None:
     original(seconds)
     step_aside()
+
+
+def _clock_of_rank(original: Callable[[], float]) -> float:
+    """The time on a rank: a wait whose limit has passed on the simulated clock has taken that long."""
+    simulation = simulation_of_this_rank()
+    return original() + (0.0 if simulation is None else simulation.skipped)
 
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -198,12 +208,12 @@ def rank_barrier() -> Iterator[None]:
     def sync(cls: type, wait_for: int | None = None, timeout: float = 10) -> None:
         simulation: Any = running()
         number = next(counts.setdefault(simulation.rank(), itertools.count()))
-        key, wanted, end = f"barrier {number}", wait_for or simulation.ranks, time.monotonic() + timeout
-        simulation.store.add(key, 1)
-        while simulation.store.add(key, 0) < wanted:
-            if time.monotonic() > end:
-                raise RuntimeError("barrier timeout")
-            step_aside()
+        arrived = simulation.store.add(f"barrier {number}", 1)
+        simulation.store.set(f"barrier {number}: {arrived}", b"")
+        try:  # a wait, and no loop of polls: the time limits of other ranks pass meanwhile
+            simulation.store.wait([f"barrier {number}: {wait_for or simulation.ranks}"], timedelta(seconds=timeout))
+        except CollectiveTimeout as late:
+            raise RuntimeError("barrier timeout") from late
 
     with replaced(barrier, "sync", classmethod(sync)):
         yield
@@ -245,11 +255,15 @@ def run_ranks(body: Callable[[RankProcess], Any], ranks: int, how: SuiteOptions,
     `SystemExit` and `unittest.SkipTest` are ways to end; any other exception is a failure, and ends all ranks.
     """
     processes = tuple(RankProcess(rank) for rank in range(ranks))
+    outside = dict(os.environ)
     skips: list[BaseException] = []
 
     def run_rank(rank: int) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()  # a process begins without one
+        for name in torchrun_environment(rank, ranks):  # which who spawns processes does not set
+            os.environ.pop(name, None)
+        os.environ.update(outside)
         process = processes[rank]
         try:
             body(process)

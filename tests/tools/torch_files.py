@@ -1,13 +1,16 @@
 """Test files of torch's sources, and how their tests end: shared by the tools that run them on ranks of ours."""
 
 import hashlib
+import json
 import os
+import signal
 import sys
 import tarfile
 import tempfile
 import urllib.request
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import SkipTest
@@ -19,7 +22,7 @@ ADDRESS = "https://raw.githubusercontent.com/pytorch/pytorch/{commit}/{path}"
 DEBIAN = "http://deb.debian.org/debian/pool/main/p/pytorch/pytorch_2.6.0+dfsg.orig.tar.xz"
 DEBIAN_SHA256 = "099a9601bc40d67656e75735c44abedb0fbe92d08817852ab7472eebb7e6ddff"
 SECONDS = 60  # for one test
-PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
+PASSED, SKIPPED, FAILED, CRASHED = "passed", "skipped", "failed", "crashed"
 
 
 class Verdict(NamedTuple):
@@ -120,6 +123,59 @@ class Collector:
 
     def keep(self, verdict: Verdict) -> None:
         self.verdicts.append(verdict)
+
+
+class Kept(Collector):
+    """The outcomes of the tests in a file, line by line, so that a crash leaves those before it.  Tests that are there do not run again.
+
+    With `only`, others do not run at all.
+    """
+
+    def __init__(self, file: Path, kinds: Mapping[type, str] | None = None, only: Iterable[str] | None = None) -> None:
+        super().__init__(kinds)
+        self._file = file
+        self._only = None if only is None else frozenset(only)
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        before = {verdict.test for verdict in read(self._file)}
+        names = [item.nodeid.partition("::")[2] for item in items]
+        items[:] = [
+            item
+            for item, name in zip(items, names, strict=True)
+            if name not in before and (self._only is None or name in self._only)
+        ]
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._add(Verdict(nodeid.partition("::")[2], CRASHED, "the process ended"))
+
+    def keep(self, verdict: Verdict) -> None:
+        super().keep(verdict)
+        self._add(verdict)
+
+    def _add(self, verdict: Verdict) -> None:
+        with self._file.open("a") as out:
+            print(json.dumps(verdict), file=out)
+
+
+def read(kept: Path) -> list[Verdict]:
+    """The verdicts in a file of lines; of a test the last one counts."""
+    return [Verdict(*json.loads(line)) for line in kept.read_text().splitlines()] if kept.exists() else []
+
+
+@contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Raises TimeoutError in the block where it takes longer."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"it takes more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def run_pytest(name: str, text: str, collector: Collector, options: Sequence[str], *plugins: object) -> list[Verdict]:

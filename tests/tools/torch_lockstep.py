@@ -8,8 +8,6 @@ which takes minutes instead of an hour.  What passes there and not in lockstep i
 """
 
 import argparse
-import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,11 +25,13 @@ from tests.tools.torch_files import (
     FAILED,
     PASSED,
     SKIPPED,
-    Collector,
+    Kept,
     Verdict,
     debian_sources,
+    limited,
     print_counts,
     print_others,
+    read,
     run_pytest,
     source,
 )
@@ -56,7 +56,6 @@ OLD = (
 """The files of torch 2.6.0, by pattern: tests of `FILES` by another name, or by no longer another."""
 SECONDS = 300  # for one test, in which processes may start
 WAYS = ("lockstep", "threads", "torch")
-CRASHED = "crashed"
 BASES = {
     common_dtensor.DTensorTestBase: common_dtensor.LocalDTensorTestBase,
     common_dtensor.DTensorOpTestBase: common_dtensor.LocalDTensorOpTestBase,
@@ -82,16 +81,8 @@ class RankTests:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: object) -> Iterator[None]:
-        def stop(*_: object) -> None:
-            raise TimeoutError(f"it takes more than {SECONDS} s")
-
-        before = signal.signal(signal.SIGALRM, stop)
-        signal.alarm(SECONDS)
-        try:
+        with limited(SECONDS):
             return (yield)
-        finally:
-            signal.alarm(0)
-            signal.signal(signal.SIGALRM, before)
 
 
 def in_lockstep(cls: type) -> None:
@@ -109,40 +100,12 @@ def in_lockstep(cls: type) -> None:
                 setattr(one, name, common_dtensor.make_wrapped(test, [lambda case: case._get_local_tensor_mode()]))
 
 
-class _Kept(Collector):
-    """The outcomes of the tests in a file, line by line, so that a crash leaves those before it.  Tests that are there do not run again."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self._file = file
-
-    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        before = {verdict.test for verdict in read(self._file)}
-        items[:] = [item for item in items if item.nodeid.partition("::")[2] not in before]
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._add(Verdict(nodeid.partition("::")[2], CRASHED, "the process ended"))
-
-    def keep(self, verdict: Verdict) -> None:
-        super().keep(verdict)
-        self._add(verdict)
-
-    def _add(self, verdict: Verdict) -> None:
-        with self._file.open("a") as out:
-            print(json.dumps(verdict), file=out)
-
-
-def read(kept: Path) -> list[Verdict]:
-    """The verdicts in a file of lines."""
-    return [Verdict(*json.loads(line)) for line in kept.read_text().splitlines()] if kept.exists() else []
-
-
 def run_file(text: str, name: str, way: str, names: str, kept: Path) -> None:
     """Runs the tests of a file one of the `WAYS`; their verdicts are lines of the file `kept`."""
     context: AbstractContextManager[None] = in_place_of_torch() if way == "lockstep" else nullcontext()
     suites = ["-p", "localtensor.torch_suites", "-o", f"suites_timeout={SECONDS}"] if way == "threads" else []
     with context:
-        run_pytest(name, text, _Kept(kept), ["-k", names, *suites], RankTests(lockstep=way == "lockstep"))
+        run_pytest(name, text, Kept(kept), ["-k", names, *suites], RankTests(lockstep=way == "lockstep"))
 
 
 def verdicts_of(path: str, way: str, options: Sequence[str], outcomes: Path | None) -> dict[str, Verdict]:

@@ -126,6 +126,61 @@ class WarningsSlot(AlwaysReady):
         return [value.copy() if isinstance(value, list | dict) else value for value in self.save()]
 
 
+class ClassTables:
+    """Dicts, lists and sets that a class of torch holds for the process, and changes in place: each rank has copies."""
+
+    module: str
+    kind: str
+    tables: tuple[str, ...]
+
+    def ready(self) -> bool:
+        return hasattr(sys.modules.get(self.module), self.kind)
+
+    def bind(self) -> None:
+        self.owner = getattr(sys.modules[self.module], self.kind)
+        self.fresh = [table.copy() for table in self.save()]
+
+    def save(self) -> list[Any]:
+        return [getattr(self.owner, table) for table in self.tables]
+
+    def load(self, want: list[Any], held: list[Any]) -> None:
+        if want[0] is not held[0]:
+            for table, value in zip(self.tables, want, strict=True):
+                setattr(self.owner, table, value)
+
+    def initial(self, who: RankIdentity) -> list[Any]:
+        return [table.copy() for table in self.save()]
+
+    def late(self, who: RankIdentity) -> list[Any]:
+        return [table.copy() for table in self.fresh]
+
+
+class ProfilerOfFSDP(ClassTables):
+    name = "profiler_of_fsdp"
+    why = "one rank's parts that are being profiled are refused to another, and FSDP profiles its state dicts"
+    module, kind = "torch.distributed.fsdp._debug_utils", "SimpleProfiler"
+    tables = ("results", "profiling")
+
+
+class RegisteredBackends(ClassTables):
+    """What `Backend.register_backend` writes: tables on the class, and the name of each backend as an attribute of it."""
+
+    name = "registered_backends"
+    why = "a backend that one rank registers is no backend of another rank, nor of the next run"
+    module, kind = "torch.distributed.distributed_c10d", "Backend"
+    tables = ("_plugins", "backend_list", "default_device_backend_map", "backend_capability", "backend_type_map")
+
+    def load(self, want: list[Any], held: list[Any]) -> None:
+        super().load(want, held)
+        if want[0] is held[0]:
+            return
+        for name in held[0].keys() ^ want[0].keys():
+            if name in want[0]:
+                setattr(self.owner, name, name.lower())
+            elif name in vars(self.owner):
+                delattr(self.owner, name)
+
+
 class ContextParallelRules:
     """While a rank is in context_parallel, torch's table of sharding rules holds other rules for attention.
 
@@ -153,7 +208,15 @@ class ContextParallelRules:
 
 
 # ShardingRules comes last: it has the last word.
-SPECIALS = (*PATCHES, EnvironmentSlot, WarningsSlot, ContextParallelRules, ShardingRules)
+SPECIALS = (
+    *PATCHES,
+    EnvironmentSlot,
+    WarningsSlot,
+    ProfilerOfFSDP,
+    RegisteredBackends,
+    ContextParallelRules,
+    ShardingRules,
+)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 from localtensor.threads.state.generators import GENERATORS
 from localtensor.threads.state.patched_attributes import PatchSlot
 from localtensor.threads.state.slots import FLAGS, NAMES, FlagSlot, NameSlot
-from localtensor.threads.state.special_slots import SPECIALS, WarningsSlot
+from localtensor.threads.state.special_slots import SPECIALS, ClassTables, WarningsSlot
 
 _ALL_SPECIALS = [make() for make in (*GENERATORS, *SPECIALS)]
 SLOTS: dict[str, Any] = {slot.name: slot for slot in (*FLAGS, *NAMES, *_ALL_SPECIALS)}
@@ -62,6 +62,8 @@ class _SlotPlan:
         for special in [special for special in self.specials_waiting if special.ready()]:
             if hasattr(special, "bind"):
                 special.bind()
+            if isinstance(special, ClassTables):
+                self.named.update((id(special.owner), table) for table in special.tables)
             self.specials.append(special)
             self.specials_waiting.remove(special)
         self.modules = dict.__len__(sys.modules)

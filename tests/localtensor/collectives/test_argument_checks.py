@@ -9,12 +9,12 @@ from localtensor.errors import DtypeNotCarried, LocalTensorError
 
 X = torch.zeros(3, 4)
 SPARSE = torch.zeros(2).to_sparse()
-MOVES = "the call moves memory as it lies. Pass x.contiguous()."
+MOVES = "Tensors must be contiguous, as the call moves memory as it lies. Pass x.contiguous()."
 OFFERS = {
     "a root outside": ("broadcast", CallArguments(X, [X], root=2),
-        "broadcast: root: root=2: the group has 2 ranks. Name a rank from 0 to 1, counted within the group."),
+        "broadcast: root: root=2: invalid root rank, the group has 2 ranks. Name a rank from 0 to 1, counted within the group."),
     "a root below zero": ("reduce", CallArguments(X, [X], root=-1),
-        "reduce: root: root=-1: the group has 2 ranks. Name a rank from 0 to 1, counted within the group."),
+        "reduce: root: root=-1: invalid root rank, the group has 2 ranks. Name a rank from 0 to 1, counted within the group."),
     "too few buffers": ("all_gather", CallArguments(X, [X]),
         "all_gather: lists[5]: 1 tensors: the call needs 2 of this rank. Let rank 5 bring a list of 2."),
     "too many buffers at the root": ("gather", CallArguments(X, [X, X, X], root=1),
@@ -29,7 +29,7 @@ OFFERS = {
 }  # fmt: skip
 MESSAGES = {
     "a peer outside": (
-        (X, 2, 0), "send: peer: peer=2: the group has 2 ranks. Name a rank from 0 to 1, counted within the group."),
+        (X, 2, 0), "send: peer: peer=2: invalid peer rank, the group has 2 ranks. Name a rank from 0 to 1, counted within the group."),
     "a tag below zero": ((X, 1, -1), "send: tag: tag=-1: a tag is 0 or more. Count tags from 0."),
     "another order": ((X.t(), 1, 0), f"send: tensor: shape (4, 3) with strides (1, 4): {MOVES}"),
 }  # fmt: skip

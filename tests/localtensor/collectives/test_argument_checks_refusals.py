@@ -136,20 +136,20 @@ REFUSALS = {
         "send_recv: held[1]: torch.sparse_coo: only strided tensors have a definition here. Pass x.to_dense().",
         lambda: c.send_recv([A, A.to_sparse().to_dense()], [])),
     "a piece with gaps": Refusal(lambda: c.scatter([[ACROSS, ACROSS], []], root=0), errors.NotContiguous,
-        "scatter: lists[0][0]: shape (2, 2) with strides (1, 2): the call moves memory as it lies. "
+        "scatter: lists[0][0]: shape (2, 2) with strides (1, 2): Tensors must be contiguous, as the call moves memory as it lies. "
         "Pass x.contiguous().",
         lambda: c.scatter([[ACROSS.contiguous()] * 2, []], root=0)),
     "a piece with gaps to reduce_scatter": Refusal(lambda: c.reduce_scatter([[A, ACROSS]] * 2), errors.NotContiguous,
-        "reduce_scatter: lists[0][1]: shape (2, 2) with strides (1, 2): the call moves memory as it lies. "
+        "reduce_scatter: lists[0][1]: shape (2, 2) with strides (1, 2): Tensors must be contiguous, as the call moves memory as it lies. "
         "Pass x.contiguous().",
         lambda: c.reduce_scatter([[A, ACROSS.contiguous()]] * 2)),
     "a tensor with gaps to all_to_all_single": Refusal(
         lambda: c.all_to_all_single([ACROSS, ACROSS]), errors.NotContiguous,
-        "all_to_all_single: held[0]: shape (2, 2) with strides (1, 2): the call moves memory as it lies. "
+        "all_to_all_single: held[0]: shape (2, 2) with strides (1, 2): Tensors must be contiguous, as the call moves memory as it lies. "
         "Pass x.contiguous().",
         lambda: c.all_to_all_single([ACROSS.contiguous()] * 2)),
     "a buffer with gaps": Refusal(lambda: c.send_recv([ROWS[:2], ACROSS], [(0, 1)]), errors.NotContiguous,
-        "send_recv: held[1]: shape (2, 2) with strides (1, 2): the call moves memory as it lies. "
+        "send_recv: held[1]: shape (2, 2) with strides (1, 2): Tensors must be contiguous, as the call moves memory as it lies. "
         "Pass x.contiguous().",
         lambda: c.send_recv([ROWS[:2], ACROSS.contiguous()], [(0, 1)])),
     "a dtype that does not travel": Refusal(lambda: c.broadcast([I16, I16], 0), errors.DtypeNotCarried,
@@ -169,22 +169,22 @@ REFUSALS = {
         "Pass x.to(torch.float64), or use 'sum' and divide.",
         lambda: (c.reduce([I64.to(torch.float64)] * 2, "avg", root=0), c.reduce([I64] * 2, root=0)[0] / 2)),
     "a root outside": Refusal(lambda: c.broadcast([A, B], root=2), errors.RankOutside,
-        "broadcast: root: root=2: the group has 2 ranks. Name a rank from 0 to 1, counted within the group.",
+        "broadcast: root: root=2: invalid root rank, the group has 2 ranks. Name a rank from 0 to 1, counted within the group.",
         lambda: c.broadcast([A, B], root=1)),
     "a negative root": Refusal(lambda: c.gather([A, B], root=-1), errors.RankOutside,
-        "gather: root: root=-1: the group has 2 ranks. Name a rank from 0 to 1, counted within the group.",
+        "gather: root: root=-1: invalid root rank, the group has 2 ranks. Name a rank from 0 to 1, counted within the group.",
         lambda: c.gather([A, B], root=0)),
     "a root of reduce outside": Refusal(lambda: c.reduce([A, B], root=2), errors.RankOutside,
-        "reduce: root: root=2: the group has 2 ranks. Name a rank from 0 to 1, counted within the group.",
+        "reduce: root: root=2: invalid root rank, the group has 2 ranks. Name a rank from 0 to 1, counted within the group.",
         lambda: c.reduce([A, B], root=1)),
     "a root of scatter outside": Refusal(lambda: c.scatter([[A, B], []], root=2), errors.RankOutside,
-        "scatter: root: root=2: the group has 2 ranks. Name a rank from 0 to 1, counted within the group.",
+        "scatter: root: root=2: invalid root rank, the group has 2 ranks. Name a rank from 0 to 1, counted within the group.",
         lambda: c.scatter([[A, B], []], root=0)),
     "a sender outside": Refusal(lambda: c.send_recv([A, B], [(2, 0)]), errors.RankOutside,
-        "send_recv: sender: sender=2: the group has 2 ranks. Name a rank from 0 to 1, counted within the group.",
+        "send_recv: sender: sender=2: invalid sender rank, the group has 2 ranks. Name a rank from 0 to 1, counted within the group.",
         lambda: c.send_recv([A, B], [(1, 0)])),
     "a receiver outside": Refusal(lambda: c.send_recv([A, B], [(0, 2)]), errors.RankOutside,
-        "send_recv: receiver: receiver=2: the group has 2 ranks. Name a rank from 0 to 1, counted within the group.",
+        "send_recv: receiver: receiver=2: invalid receiver rank, the group has 2 ranks. Name a rank from 0 to 1, counted within the group.",
         lambda: c.send_recv([A, B], [(0, 1)])),
     "five rows over two ranks": Refusal(lambda: c.reduce_scatter_tensor([ROWS, ROWS]), errors.UnevenDim,
         "reduce_scatter_tensor: held: dim 0 of shape (5, 2), 2 ranks: 5 rows leave 1 over. Pad dim 0 to 6, or pass "

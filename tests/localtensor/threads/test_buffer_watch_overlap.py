@@ -1,8 +1,11 @@
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+import localtensor as lt
+from localtensor.threads import buffer_watch
 from localtensor.threads.buffer_watch import overlap
 
 BASE = torch.arange(24.0)
@@ -71,3 +74,20 @@ def test_large_strided_views_overlap_only_if_they_are_the_same():
     left, right = x[:, :300], x[:, 300:]
     assert overlap(left, left)
     assert not overlap(left, right)
+
+
+def test_a_call_is_compared_with_what_shares_its_memory_only(monkeypatch):
+    compared = []
+    monkeypatch.setattr(buffer_watch, "overlap", lambda a, b: bool(compared.append(a)))
+
+    def program():
+        tensors = [torch.ones(4) for _ in range(20)]
+        for work in [dist.all_reduce(x, async_op=True) for x in tensors]:
+            work.wait()
+        x = torch.ones(4)
+        work = dist.all_reduce(x[:2], async_op=True)
+        x[2:].add_(1)  # the same memory
+        work.wait()
+
+    lt.run(program, ranks=2)
+    assert 0 < len(compared) <= 4

@@ -171,3 +171,25 @@ def test_a_backend_of_another_name_is_of_its_type():
         return *found, isinstance(other, dist.ProcessGroupGloo)
 
     assert lt.run(program, ranks=2).values == ((True, "gloo", False),) * 2
+
+
+def test_a_direct_group_has_the_options_of_gloo_and_a_group_of_torchs_class_has_none(tmp_path):
+    def program():
+        group = dist.ProcessGroupGloo(
+            dist.FileStore(str(tmp_path / "store"), 2), dist.get_rank(), 2, timedelta(seconds=50)
+        )
+        before = group.options._timeout
+        group._set_default_timeout(timedelta(seconds=23))
+        with pytest.raises(AttributeError):
+            _ = dist.group.WORLD.options
+        return before, group.options._timeout
+
+    assert lt.run(program, ranks=2).values == ((timedelta(seconds=50), timedelta(seconds=23)),) * 2
+    assert not hasattr(dist.ProcessGroup, "options")
+
+
+def test_the_backend_of_a_group_makes_devices_as_gloo_does():
+    def program():
+        return type(dist.group.WORLD._get_backend(torch.device("cpu")).create_device(interface="lo")).__name__
+
+    assert lt.run(program, ranks=2).values == ("Device", "Device")

@@ -331,6 +331,7 @@ def test_torch_still_has_the_private_parts_that_are_touched():
 
     assert set(rank_world.PROCESS_GLOBALS_PRIVATE) == {
         "torch.autograd.profiler.profile._prepare_trace",
+        "torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data",
         "torch.autograd._enable_profiler_legacy",
         "torch.autograd._disable_profiler_legacy",
         "torch.autograd.profiler_legacy._parse_legacy_records",
@@ -348,6 +349,18 @@ def test_torch_still_has_the_private_parts_that_are_touched():
     assert hasattr(torch.autograd.profiler_util.EventList, "_build_tree")
     assert hasattr(torch._C._profiler, "_RecordFunctionFast")
     assert hasattr(eval_frame, "_stance")
+    assert hasattr(torch.nn.parallel.DistributedDataParallel, "_get_ddp_logging_data")
     assert hasattr(dist, "_register_comm_hook")
     assert hasattr(torch._C, "_clear_DTensor_sharding_propagator_cache")
     assert hasattr(torch._C, "_ensureCUDADeviceGuardSet") or not torch.__version__.startswith("2.11.")
+
+
+def logged_by_ddp():
+    dist.init_process_group("gloo")
+    data = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))._get_ddp_logging_data()
+    return data["backend_name"], data["gloo_num_threads"], data["gloo_socket_ifname"]
+
+
+def test_what_ddp_logs_names_the_backend_as_on_gloo():
+    assert lt.run(logged_by_ddp, ranks=2, leftovers="ignore").values == (("gloo", 2, "N/A"),) * 2
+    assert lt.run(logged_by_ddp, ranks=2, on="gloo", leftovers="ignore").values == (("gloo", 2, "N/A"),) * 2

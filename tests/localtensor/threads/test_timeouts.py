@@ -192,3 +192,12 @@ def test_a_wait_for_a_rank_that_is_late_is_no_deadlock():
     with pytest.raises(RankRaised, match="rank 0: CollectiveTimeout: ") as raised:
         lt.run(program, ranks=2, faults=lt.Faults(delay={1: 5.0}))
     assert isinstance(raised.value.__cause__, CollectiveTimeout)
+
+
+def test_a_monitored_barrier_of_no_time_fails_on_the_first_rank():
+    def program():
+        if dist.get_rank() == 0:
+            with pytest.raises(RuntimeError, match="Rank 0 timed out in monitoredBarrier"):
+                dist.group.WORLD.monitored_barrier(timedelta(0))
+
+    assert lt.run(program, ranks=2).values == (None, None)

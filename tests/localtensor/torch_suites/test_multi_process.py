@@ -2,6 +2,8 @@
 
 import os
 import sys
+import time
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -105,6 +107,8 @@ def test_a_rank_ends_only_itself_by_a_signal():
 
 
 def test_what_threads_cannot_serve_runs_on_real_processes(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29500")
     started = []
 
     class Calls(Starts):
@@ -173,10 +177,31 @@ def test_the_barrier_of_torchs_own_tests_is_met_by_ranks(monkeypatch):
                 with self.assertRaisesRegex(RuntimeError, "barrier timeout"):  # noqa: PT027
                     Barrier.sync(timeout=0.05)
 
+        def test_limits_of_other_ranks_pass_meanwhile(self):
+            store = dist.FileStore(self.file_name, 2)
+            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=2)
+            began = time.monotonic()
+            if self.rank == 0:
+                with pytest.raises(RuntimeError, match="Rank 1 failed to pass monitoredBarrier"):
+                    dist.monitored_barrier(timeout=timedelta(seconds=2))
+                assert time.monotonic() - began >= 2  # on the rank's clock
+            Barrier.sync(timeout=30)
+
+    began = time.monotonic()
     found = went(Meets, how=QUICK)
-    assert found == {"Meets.test_it": "passed", "Meets.test_too_late": "passed"}
+    assert set(found.values()) == {"passed"} and len(found) == 3
+    assert time.monotonic() - began < 30
     with pytest.raises(AssertionError, match="torch counts"):
         Barrier.sync()
+
+
+def test_the_environment_is_that_of_a_process_that_torchrun_has_not_started():
+    class Looks(Starts):
+        def test_it(self):
+            assert dist.get_node_local_rank(fallback_rank=7) == 7
+            assert "RANK" not in os.environ
+
+    assert list(went(Looks, how=QUICK).values()) == ["passed"]
 
 
 def test_the_private_parts_of_torch_are_there():

@@ -67,7 +67,9 @@ def test_each_rank_has_random_numbers_of_its_own_from_one_seed():
     assert drawn[0] == drawn[1]
 
 
-def test_what_ours_cannot_serve_runs_on_torchs_threads():
+def test_what_ours_cannot_serve_runs_on_torchs_threads(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29500")
     ran = []
 
     class Calls(Starts):

@@ -52,7 +52,7 @@ MEETINGS = (
         "if all(one in self._values for one in keys):\n                self._waiting",
         "if any(one in self._values for one in keys):\n                self._waiting",
         "store.wait of two keys returns when one is there"),
-    bug("localtensor/threads/process_group::RankWork.is_completed",
+    bug("localtensor/threads/works::RankWork.is_completed",
         "        if done:\n            self.wait()\n        return done", "        return done",
         "is_completed() is true, and the output is not there"),
     bug("localtensor/collectives/argument_checks::check_message",

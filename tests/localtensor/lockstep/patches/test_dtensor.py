@@ -255,7 +255,7 @@ def test_a_source_that_is_not_there_is_refused_as_on_rank_threads():
         return distribute_tensor(numbers(8, 2), init_device_mesh("cpu", (RANKS,)), [S0], src_data_rank=9)
 
     for ways in (in_lockstep, on_threads):
-        with pytest.raises(LocalTensorError, match="root=9: the group has 4 ranks"):
+        with pytest.raises(LocalTensorError, match="root=9: invalid root rank, the group has 4 ranks"):
             ways(program, ranks=RANKS)
 
 

@@ -22,8 +22,10 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.tensor as dtensor
 from torch import nn
+from torch.distributed.fsdp import _debug_utils
 from torch.distributed.tensor.experimental._context_parallel import _attention, _sharding_rules
 from torch.nn.utils import parametrize
 from torch.utils import checkpoint
@@ -93,6 +95,10 @@ BY_HAND = {
     "output": (lambda: enter(contextlib.redirect_stdout(io.StringIO())), lambda: sys.stdout),
     "sharding_rules": (lambda: DISPATCHER.sharding_propagator.op_strategy_funcs.__setitem__("nobody's op", "a rule"),
         lambda: "nobody's op" in DISPATCHER.sharding_propagator.op_strategy_funcs),
+    "registered_backends": (lambda: dist.Backend.register_backend("nobodys", print, devices="cpu"),
+                            lambda: (dist.is_backend_available("nobodys"), hasattr(dist.Backend, "NOBODYS"))),
+    "profiler_of_fsdp": (lambda: _debug_utils.SimpleProfiler.profiling.add("a part"),
+                         lambda: "a part" in _debug_utils.SimpleProfiler.profiling),
     "default_dtype": (lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
     "deterministic": (lambda: torch._C._set_deterministic_algorithms(True, warn_only=True),
                       torch.get_deterministic_debug_mode),
@@ -270,7 +276,7 @@ def test_torch_still_has_every_private_part():
     gone = list(slots.MISSING)
     for slot in NAMES:
         gone += [f"{slot.home} {name}" for name in (*slot.plain, *slot.owned) if name not in slot.space()]
-    gone += [f"warnings.{name}" for name in swap._ALL_SPECIALS[-3].wanted if not hasattr(warnings, name)]
+    gone += [f"warnings.{name}" for name in swap.WarningsSlot.wanted if not hasattr(warnings, name)]
     assert gone == []
     assert all(special.ready() for special in swap._ALL_SPECIALS[-2:])
 

@@ -1,0 +1,63 @@
+"""A backend that the program registers: its own code runs, and it is one rank's."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+import localtensor as lt
+from localtensor.errors import BadGroup
+
+
+class Work(dist._Work):
+    def __init__(self, result):
+        super().__init__()
+        self.future = Future()
+        self.future.set_result(result)
+
+    def wait(self, timeout=None):
+        return True
+
+    def get_future(self):
+        return self.future
+
+
+class AddsTen(dist.ProcessGroup):
+    """Its all_reduce adds ten, and talks to no other rank."""
+
+    def allreduce(self, tensors, options=None):
+        for tensor in tensors:
+            tensor.add_(10)
+        return Work(tensors)
+
+
+def register(name):
+    dist.Backend.register_backend(name, lambda store, rank, size, timeout: AddsTen(rank, size), devices=["cpu"])
+
+
+def program():
+    register("adds_ten")
+    dist.init_process_group("adds_ten")
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    return x.tolist(), dist.get_backend(), dist.Backend.ADDS_TEN
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_backend_in_python_serves_itself():
+    assert lt.run(program, ranks=2).values == (([11.0, 11.0], "adds_ten", "adds_ten"),) * 2
+    assert not dist.is_backend_available("adds_ten") and not hasattr(dist.Backend, "ADDS_TEN")
+
+
+def test_a_backend_of_one_rank_is_unknown_to_the_other():
+    def program():
+        if dist.get_rank() == 0:
+            register("mine")
+        dist.barrier()
+        available = dist.is_backend_available("mine")
+        if not available:
+            with pytest.raises(BadGroup, match="mine"):
+                dist.new_group([dist.get_rank()], backend="mine")
+        return available
+
+    assert lt.run(program, ranks=2).values == (True, False)

@@ -1,0 +1,231 @@
+"""torch's own tests of several processes on rank threads, beside gloo processes.
+
+`python -m tests.tools.torch_ranks [FILE ...]`: a FILE is named as in torch's test/distributed, such as fsdp/test_fsdp_core.py; without one,
+all of `FOLDERS` and `FILES`, of torch 2.6.0 as Debian packs it.  Their devices are set to cpu.  What passes on processes and not on rank
+threads is listed with its reason, and so is what rank threads leave to processes.  Outcomes are kept in `--kept`, and what is there does
+not run again.  The processes take hours: `--reference failed` runs there only what does not pass on rank threads.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.testing._internal.common_utils import TestCase
+
+from localtensor.torch_suites.bases import is_suite
+from localtensor.torch_suites.rank_run import TorchsOwnWay
+from tests.tools.torch_files import FAILED, PASSED, SKIPPED, Kept, Verdict, debian_sources, limited, read
+
+FOLDERS = ("_tensor", "tensor", "_composable", "checkpoint", "fsdp", "optim", "pipelining", "algorithms")
+FILES = ("test_c10d_*.py", "test_functional_api.py", "test_device_mesh.py", "test_distributed_spawn.py")
+WAYS = ("threads", "processes")
+LEFT = "left to processes"
+LIMITS = {"threads": 300, "processes": 240}  # seconds for one test
+ENVIRONMENT = {"BACKEND": "gloo", "WORLD_SIZE": "3", "PYTHONDONTWRITEBYTECODE": "1"}  # of torch's distributed_test
+ON_CPU = (
+    (r"skip_if_lt_x_gpu\((\d+)\)", r"skip_if_lt_x_gpu(\1, allow_cpu=True)"),
+    (r"skipIf\(not TEST_(CUDA|MULTIGPU)\b", "skipIf(False"),
+    (r"\.cuda\(\)", ".cpu()"),
+    (r"\.cuda\((self\.rank|rank|device_ids?|torch\.cuda\.current_device\(\))\)", ".cpu()"),
+    (r"torch\.device\(\"cuda\"(, [\w.]+)?\)", 'torch.device("cpu")'),
+    (r"torch\.device\(f?\"cuda:[^\"]*\"\)", 'torch.device("cpu")'),
+    (r"\"cuda\"", '"cpu"'),
+    (r"torch\.cuda\.current_device\(\)", 'torch.device("cpu")'),
+    (r"torch\.cuda\.(synchronize|empty_cache|reset_peak_memory_stats)\(\)", "None"),
+    (r"torch\.cuda\.set_device\([^()]*\)", "None"),
+    (r"cpu:gloo,cuda:nccl", "gloo"),
+)
+"""What makes a file of tests for GPUs one for the CPU: a pattern, and what takes its place."""
+
+
+FSDP_ON_CPU = """import torch
+from torch.distributed.fsdp import _init_utils, fully_sharded_data_parallel
+
+stock = _init_utils._init_device_handle
+
+
+def handle(state, module, ignored_params, device_id):
+    return stock(state, module, ignored_params, torch.device("cpu") if device_id is None else device_id)
+
+
+fully_sharded_data_parallel._init_device_handle = handle
+torch.accelerator.device_count = lambda: 8  # what FSDPTest looks at
+"""
+"""A module for the tests of FSDP, which takes the first accelerator where no device is named."""
+
+
+class SuiteTests:
+    """A plugin of pytest: only tests over torch's bases for several ranks run, each within a limit of seconds."""
+
+    def __init__(self, seconds: int) -> None:
+        self._seconds = seconds
+
+    def pytest_pycollect_makeitem(self, collector: Any, obj: object) -> list[Any] | None:
+        if not isinstance(obj, type) or not issubclass(obj, TestCase):
+            return None
+        return None if is_suite(obj) or hasattr(collector.obj, "spawn_threads_and_init_comms") else []
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: object) -> Iterator[None]:
+        try:
+            with limited(self._seconds):
+                return (yield)
+        finally:
+            for process in multiprocessing.active_children():
+                process.kill()
+
+
+def verdicts(file: Path) -> dict[str, Verdict]:
+    """The verdict of each test in a file of lines."""
+    return {verdict.test: verdict for verdict in read(file)}
+
+
+def on_cpu(text: str) -> str:
+    """The text of a file of tests, with its devices set to cpu.
+
+    >>> on_cpu('@skip_if_lt_x_gpu(2)\\nx.cuda().to("cuda")')
+    '@skip_if_lt_x_gpu(2, allow_cpu=True)\\nx.cpu().to("cpu")'
+    """
+    for pattern, becomes in ON_CPU:
+        text = re.sub(pattern, becomes, text)
+    if "common_fsdp" in text or "FullyShardedDataParallel" in text:
+        text = re.sub("(?m)^import torch$", "import torch\\nimport fsdp_on_cpu", text, count=1)
+    return text
+
+
+def write_tests(source: Path, target: Path) -> None:
+    """Writes the files of torch's test/distributed, with devices set to cpu, where they are not yet there."""
+    target.mkdir(parents=True, exist_ok=True)
+    (target / "fsdp_on_cpu.py").write_text(FSDP_ON_CPU)
+    for file in source.rglob("*.py"):
+        copy = target / file.relative_to(source)
+        if not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(on_cpu(file.read_text()))
+
+
+def run_file(file: Path, way: str, kept: Path, only: frozenset[str] | None, options: Sequence[str]) -> int:
+    """Runs the tests of a file one of the `WAYS`; their verdicts are lines of `kept`.  Returns pytest's exit code."""
+    quiet = ["-q", "--no-header", "--no-summary", "-p", "no:cacheprovider", f"--rootdir={file.parent}", "-W", "ignore"]
+    ranks = ["-p", "localtensor.torch_suites", "-o", f"suites_timeout={LIMITS['threads']}"]
+    ranks += ["-W", f"error::{TorchsOwnWay.__module__}.{TorchsOwnWay.__qualname__}"]
+    plugins = [Kept(kept, {TorchsOwnWay: LEFT}, only), SuiteTests(LIMITS[way])]
+    return int(pytest.main([*quiet, *(ranks if way == "threads" else []), *options, str(file)], plugins=plugins))
+
+
+def verdicts_of(
+    name: str, way: str, kept: Path, only: Iterable[str] | None, options: Sequence[str]
+) -> dict[str, Verdict]:
+    """The verdict of each test of a file, which runs in a process of its own, and in one more after each crash."""
+    lines = kept / way / f"{name.replace('/', '+')}.jsonl"
+    lines.parent.mkdir(exist_ok=True)
+    chosen = [] if only is None else ["--only", json.dumps(sorted(only))]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.tools.torch_ranks",
+        name,
+        "--way",
+        way,
+        "--kept",
+        str(kept),
+        *chosen,
+        *options,
+    ]
+    (kept / "rendezvous" / "barrier").mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, **ENVIRONMENT, "TEMP_DIR": str(kept / "rendezvous")}
+    tests = kept / "distributed"
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str((tests / name).parent), str(tests), os.environ.get("PYTHONPATH", "")]
+    )
+    while True:
+        before = len(verdicts(lines))
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        output, _ = process.communicate()
+        if process.returncode not in (0, 1, 5) and len(verdicts(lines)) == before:
+            print(f"{name}, {way}: {output[-1500:]}", file=sys.stderr)
+        if process.returncode in (0, 1, 2, 3, 4, 5) or len(verdicts(lines)) == before:
+            return verdicts(lines)
+
+
+def print_comparison(ours: dict[str, Verdict], reference: dict[str, Verdict]) -> None:
+    """Prints, by folder, how many tests pass on processes and how many of them on rank threads; then the others by name."""
+    passed = {test for test, verdict in reference.items() if verdict.outcome == PASSED}
+    passed |= {test for test, verdict in ours.items() if verdict.outcome == PASSED and test not in reference}
+    missing = Verdict("", FAILED, "it is not collected")
+    folders: dict[str, Counter[str]] = {}
+    for test in sorted(passed):
+        outcome = ours.get(test, missing).outcome
+        folders.setdefault(test.partition("::")[0].partition("/")[0], Counter()).update([outcome])
+    print("| folder | pass on gloo processes | pass on rank threads | left to processes |\n|---|---|---|---|")
+    for folder, counts in (*folders.items(), ("all", sum(folders.values(), Counter()))):
+        print(f"| {folder} | {counts.total()} | {counts[PASSED]} | {counts[LEFT]} |")
+    for test in sorted(passed):
+        verdict = ours.get(test, missing)
+        if verdict.outcome != PASSED:
+            print(f"  {test}: {verdict.outcome}: {verdict.reason[:300]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", metavar="FILE")
+    parser.add_argument(
+        "--from", dest="folder", type=Path, help="a folder of torch's test/distributed, in place of 2.6.0's"
+    )
+    parser.add_argument("--kept", type=Path, default=Path("torch_ranks.kept"), help="the folder of outcomes")
+    parser.add_argument("--reference", choices=("all", "failed", "none"), default="all")
+    parser.add_argument("-k", dest="names", default="", help="pytest's expression for names of tests")
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--only", type=json.loads, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    kept: Path = chosen.kept.absolute()
+    tests = kept / "distributed"
+    if chosen.way:
+        name = chosen.files[0]
+        lines = kept / chosen.way / f"{name.replace('/', '+')}.jsonl"
+        only = None if chosen.only is None else frozenset(chosen.only)
+        sys.exit(run_file(tests / name, chosen.way, lines, only, ["-k", chosen.names]))
+    write_tests(chosen.folder or debian_sources(), tests)
+    options = ["-k", chosen.names]
+    ours: dict[str, Verdict] = {}
+    reference: dict[str, Verdict] = {}
+    for name in chosen.files or files_of(tests):
+        found = verdicts_of(name, "threads", kept, None, options)
+        ours.update((f"{name}::{test}", verdict) for test, verdict in found.items())
+        print(name, dict(Counter(verdict.outcome for verdict in found.values())), flush=True)
+        only = (
+            None
+            if chosen.reference == "all"
+            else {test for test, verdict in found.items() if verdict.outcome not in (PASSED, SKIPPED)}
+        )
+        if chosen.reference != "none" and (only is None or only):
+            there = verdicts_of(name, "processes", kept, only, options)
+            reference.update((f"{name}::{test}", verdict) for test, verdict in there.items())
+    print_comparison(ours, reference)
+
+
+def files_of(tests: Path) -> list[str]:
+    """The names of the files of tests, in the order of `FOLDERS` and `FILES`."""
+    found = [file for folder in FOLDERS for file in sorted((tests / folder).rglob("test_*.py"))]
+    found += [file for pattern in FILES for file in sorted(tests.glob(pattern))]
+    return [str(file.relative_to(tests)) for file in found]
+
+
+if __name__ == "__main__":
+    main()
