@@ -151,11 +151,11 @@ def _plain_kind(mode: Mode, original: Fn, value: object) -> object:
 
 def _compile_frame(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> object:
     """Dynamo's compilation of a frame: an error of ours within it breaks the graph, as an error of torch would end the program."""
-    from torch._dynamo.exc import InternalTorchDynamoError
+    from torch._dynamo.exc import InternalTorchDynamoError, TorchRuntimeError
 
     try:
         return original(*args, **kwargs)
-    except InternalTorchDynamoError as error:
+    except (InternalTorchDynamoError, TorchRuntimeError) as error:
         reason = _reason(error)
         if reason is not None:
             _break_graph(_first_line(reason), "")

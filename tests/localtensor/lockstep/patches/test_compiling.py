@@ -12,12 +12,14 @@ import torch.distributed._functional_collectives as functional
 from functorch.compile import aot_function
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from localtensor.errors import NotTraceable
+from localtensor.lockstep.comms.collectives import stacked_value
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.lockstep.patches import kernels
 from localtensor.lockstep.values import partition
@@ -280,6 +282,42 @@ def test_a_shard_of_its_own_on_each_rank_runs_op_by_op(mode):
 
     same = rank_map(lambda rank: torch.arange(4.0))
     assert close(torch.compile(cut, backend="aot_eager")(same), cut(same))
+
+
+def constants(x):
+    y = x.clone()
+    for _ in range(2):
+        y = y[torch.tensor([1, 0])]
+    return y
+
+
+def test_a_constant_in_the_graph_of_gradients_is_copied(mode):
+    x = rows().requires_grad_()
+    torch.compile(constants, backend="aot_eager")(x).sum().backward()
+    assert on_all(x.grad) == [[[1, 1], [1, 1]]] * RANKS
+
+
+@pytest.mark.parametrize("leaf", [False, True])
+def test_shards_cut_in_the_graph_of_gradients_run_op_by_op(mode, leaf):
+    """Each rank cuts its own; torch cuts a FunctionalTensor there, on which our kernels ended in a native crash."""
+    mesh, grads = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b")), []
+
+    def gathered(x):
+        shards = DTensor.from_local(x if leaf else x.clone(), mesh, [Shard(0), Replicate()], run_check=False)
+        return shards.redistribute(placements=[Replicate()] * 2).to_local() * 2
+
+    for run in (gathered, torch.compile(gathered, backend="aot_eager")):
+        x = rows().requires_grad_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the anomaly mode in which torch records
+            (run(x) * torch.arange(8.0).view(4, 2)).sum().backward()
+        grads.append(x.grad)
+    assert close(grads[1], grads[0])
+
+
+def test_a_tensor_without_values_is_no_tensor_of_all_ranks(mode):
+    with pytest.raises(NotTraceable, match=r"a FakeTensor at .*: it stands for one rank's tensor"):
+        stacked_value(mode, FakeTensorMode().from_tensor(torch.ones(2)))
 
 
 def test_an_error_of_ours_in_a_backend_warns_and_runs_the_graph(mode):
