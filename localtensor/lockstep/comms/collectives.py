@@ -313,15 +313,15 @@ def stacked_value(mode: Mode, x: Tensor) -> StackedValue:
     """
     if isinstance(x, LocalTensor):
         return StackedValue(x._cells, x._partition)
-    if type(x) is not Tensor and torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python):
-        raise NotTraceable(
-            "LocalTensorMode",
-            f"a {type(x).__name__}",
-            "it stands for one rank's tensor, and each rank takes its own part of it",
-            "Run this part op by op.",
-            user_place(),
-        )
+    if has_no_values(x):
+        problem = "it stands for one rank's tensor, and each rank takes its own part of it"
+        raise NotTraceable("LocalTensorMode", f"a {type(x).__name__}", problem, "Run this part op by op.", user_place())
     return StackedValue((x.detach(),), mode.everyone)
+
+
+def has_no_values(x: Tensor) -> bool:
+    """Whether a tensor stands for one of each rank while a graph is recorded, as fake and functional ones do."""
+    return type(x) not in (Tensor, LocalTensor) and torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python)
 
 
 def zeros_like(value: StackedValue) -> StackedValue:

@@ -27,7 +27,7 @@ from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches import device_mesh, nn_modules, shard_offsets
 from localtensor.lockstep.patches.device_mesh import for_each_rank_group, keep_ranks, wait_for
 from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute
-from localtensor.lockstep.patches.shard_offsets import shard_sizes_and_starts, take_chunk
+from localtensor.lockstep.patches.shard_offsets import own_chunk, shard_sizes_and_starts
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.partition import NOWHERE, Array, by_value, partition
 from localtensor.lockstep.values.rank_int import Int, is_rank_int, rank_int, rank_values
@@ -65,7 +65,8 @@ def _select_split(
             mode, _sizes(tensor), lambda of: original(shard, of(tensor), num_chunks, index, **options)
         )
     if type(shard) is Shard and not options.get("with_padding", True) and 0 <= shard.dim < tensor.dim():
-        return _chunk(mode, tensor, shard.dim, num_chunks, index, keep_order=options.get("clone", True))
+        indices, keep_order = _indices_of_ranks(index), options.get("clone", True)
+        return own_chunk(mode, tensor, shard.dim, num_chunks, indices, keep_order=keep_order)
     padding = options.get("with_padding", True)
 
     def cut(of: Any) -> Any:
@@ -83,13 +84,6 @@ def _sizes(x: object) -> Any:
 def _indices_of_ranks(index: Any) -> Array:
     held = index.node.held
     return np.array(index.node.values) if held is None else np.where(held, index.node.values, -1)
-
-
-def _chunk(mode: Mode, tensor: Tensor, dim: int, chunks: int, index: Int, *, keep_order: bool) -> LocalTensor:
-    with plain_dispatch():
-        return wrap(
-            *take_chunk(stacked_value(mode, tensor), dim, chunks, _indices_of_ranks(index), keep_order=keep_order), mode
-        )
 
 
 def _select_by_index(mode: Mode, listed: Sequence[Tensor], index: Any) -> object:
@@ -167,7 +161,7 @@ def _all_to_all(
     if mesh.device_type != "cpu" or not is_rank_int(index):
         return original(local, gather_dim, shard_dim, mesh, mesh_dim)
     whole = wait_for(shard_offsets.all_gather(local, gather_dim, (mesh, mesh_dim)))
-    return _chunk(mode, whole, shard_dim, mesh.size(mesh_dim), index, keep_order=False)
+    return own_chunk(mode, whole, shard_dim, mesh.size(mesh_dim), _indices_of_ranks(index), keep_order=False)
 
 
 def _to_replicate(
@@ -254,6 +248,10 @@ def _shapes_and_offsets(
     shape, offset = list(global_shape), [0] * len(global_shape)
     for dim in {placements[axis].dim for axis in cut}:
         axes = [axis for axis in cut if placements[axis].dim == dim]
+        even = shard_offsets.even_size(shape[dim], [cut[axis] for axis in axes]) if skip_offset else None
+        if even is not None:  # else its sizes are those of the example: a graph for them alone
+            shape[dim] = even
+            continue
         sizes, starts = shard_sizes_and_starts(int(shape[dim]), tuple(cut[axis] for axis in axes), int(shape[dim]))
         shape[dim], offset[dim] = _entries_at(mode, (sizes, starts), [places[axis] for axis in axes])
     return tuple(shape), () if skip_offset else tuple(offset)

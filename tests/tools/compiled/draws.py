@@ -215,6 +215,8 @@ def of_dtensors(program: dtensor_programs.Program, found: Found) -> None:
         "aot_eager": (lambda: compiled(graph), lambda: compiled(steps)),
     }
     for how, (run, plain) in ways.items():
+        if how == "make_fx" and any(step[0] == "draw" and step[-1] % 4 == 0 for step in program.steps):
+            continue  # it seeds the generator, which no graph does
         mine, wanted = outcome_of(lambda run=run: in_lockstep(run)), outcome_of(lambda plain=plain: in_lockstep(plain))
         torch.compiler.reset()
         said = verdict(mine, wanted, lambda run=run: on_a_rank(run), exact=program.exact)
