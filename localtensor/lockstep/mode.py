@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from localtensor import errors
 from localtensor._util import ambient
 from localtensor._util.call_sites import Args, Fn, Kwargs, origin
+from localtensor._util.patching import left_alone_by_the_compiler
 from localtensor.lockstep.comms import c10d_dispatch
 from localtensor.lockstep.comms.c10d_dispatch import share_memory
 from localtensor.lockstep.comms.process_groups import LockstepWorld
@@ -36,7 +37,7 @@ from localtensor.lockstep.patches import (
     tracing,
 )
 from localtensor.lockstep.values.local_tensor import LocalTensor as LocalTensor  # noqa: PLC0414  # re-exported
-from localtensor.lockstep.values.local_tensor import from_ranks, left_alone_by_the_compiler, size_query
+from localtensor.lockstep.values.local_tensor import from_ranks, size_query
 from localtensor.lockstep.values.partition import Partition, everyone, partition
 from localtensor.lockstep.values.rank_int import rank_int
 from localtensor.lockstep.values.rng_streams import Streams

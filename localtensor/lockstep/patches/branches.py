@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from localtensor._util.call_sites import is_user_file
+from localtensor._util.patching import left_alone_by_the_compiler
 from localtensor.errors import NotInLockstep
 from localtensor.lockstep.patches.branch_effects import Effects
 from localtensor.lockstep.patches.branch_source import TEST, Branch, branch_at, list_at
@@ -39,7 +40,6 @@ from localtensor.lockstep.patches.device_mesh import (
     without_other_modes,
 )
 from localtensor.lockstep.values import formatting
-from localtensor.lockstep.values.local_tensor import left_alone_by_the_compiler
 from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, by_value
 
 _OURS = str(Path(__file__).parents[2])

@@ -24,13 +24,13 @@ from torch.fx.experimental import proxy_tensor
 from torch.utils import _python_dispatch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from localtensor._util.call_sites import Fn, place_of_frame
+from localtensor._util.call_sites import Args, Fn, place_of_frame
 from localtensor.errors import LocalTensorError, NotTraceable
 from localtensor.lockstep.comms.c10d_dispatch import share_memory
 from localtensor.lockstep.dispatch.dispatcher import dtype_and_shape, plain_dispatch
 from localtensor.lockstep.patches import kernels
 from localtensor.lockstep.patches.rank_queries import patch_attribute
-from localtensor.lockstep.patches.tracing import is_uneven
+from localtensor.lockstep.patches.tracing import check_numbers, is_uneven
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode
 from localtensor.lockstep.values.sym_nodes import RankBools, RankInts
 
@@ -46,9 +46,20 @@ def _fake(original: Fn, fakes: Any, tensor: Any, *args: Any, **kwargs: Any) -> o
     """The fake tensor with the metadata that the tensor has on each rank.  Raises `NotTraceable`."""
     if type(tensor) is not LocalTensor:
         return original(fakes, tensor, *args, **kwargs)
-    if (
-        getattr(kwargs.get("source"), "member", None) == "_base"
-    ):  # of an input that is a view: Dynamo asks for its sizes alone
+    converter = fakes.fake_tensor_converter
+    before, converter.export = (
+        converter.export,
+        True,
+    )  # else a number is a symbol, with a guard on the value of one rank
+    try:
+        return _fake_of_one_rank(original, fakes, tensor, *args, **kwargs)
+    finally:
+        converter.export = before
+
+
+def _fake_of_one_rank(original: Fn, fakes: Any, tensor: LocalTensor, *args: Any, **kwargs: Any) -> object:
+    """As `_fake`, of a LocalTensor."""
+    if getattr(kwargs.get("source"), "member", None) == "_base":  # the base of a view: Dynamo asks for its sizes alone
         return original(fakes, tensor_of_one_rank(tensor), *args, **kwargs)
     known = fakes.__dict__.setdefault("_of_local_tensors", WeakIdKeyDictionary())
     if tensor not in known:
@@ -96,6 +107,14 @@ class _Computed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:  # noqa: ARG004
         return None, None
+
+
+def _fake_op(
+    mode: Mode, original: Fn, fakes: Any, func: Any, types: Any, args: Args = (), kwargs: Any = None
+) -> object:
+    """An op on fake tensors.  Raises `NotTraceable` for an int of each rank, of which torch would ask its expression."""
+    check_numbers(mode, args, kwargs or {})
+    return original(fakes, func, types, args, kwargs)
 
 
 def _describe(original: Fn, describer: Any, tensor: Any, *args: Any, **kwargs: Any) -> object:
@@ -289,6 +308,7 @@ PATCHES: list[tuple[Any, str, Fn]] = [
 @cache
 def _install() -> None:
     patch_attribute(torch, "compile", _torch_compile)
+    patch_attribute(FakeTensorMode, "dispatch", _fake_op)
     for owner, name, replacement in PATCHES:
         setattr(owner, name, _with_original(replacement, getattr(owner, name)))
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
@@ -27,6 +27,7 @@ from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.lockstep.patches import kernels
 from localtensor.lockstep.values import partition
 from localtensor.lockstep.values.local_tensor import wrap
+from strategies import overlay_dtensor
 from tests.localtensor.lockstep.conftest import on_all
 
 RANKS = 4
@@ -348,6 +349,28 @@ def test_a_dtensor_of_values_in_another_order_than_ranks_is_compiled(mode):
     assert close(torch.compile(lambda x: x.detach().clone(), backend="aot_eager")(x).to_local(), local)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_a_number_of_each_rank_is_no_guard(mode, dtype):
+    own, counter = rank_map(lambda rank: torch.tensor(rank + 2, dtype=dtype)), CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda x: x * 3, backend=counter, dynamic=True)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    shard = DTensor.from_local(own, mesh, [Replicate()], run_check=False)
+    assert close(compiled(own), own * 3) and close(compiled(own + 1), (own + 1) * 3) and counter.frame_count == 1
+    assert close(compiled(shard).to_local(), own * 3)
+
+
+def test_an_int_of_each_rank_in_an_op_on_fake_tensors_breaks_the_graph(mode):
+    mesh = init_device_mesh("cpu", (RANKS,))
+
+    def scattered(x):
+        parts = DTensor.from_local(x, mesh, [Partial()], run_check=False)
+        return parts.redistribute(placements=[Shard(0)]).to_local() * 2
+
+    x = rank_map(lambda rank: torch.arange(5.0) + rank)
+    found, wanted = torch.compile(scattered, backend="aot_eager")(x), scattered(x)
+    assert [found.on(rank).tolist() for rank in range(RANKS)] == [wanted.on(rank).tolist() for rank in range(RANKS)]
+
+
 def test_a_break_within_an_autograd_function_breaks_the_graph(mode):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
     x = distribute_tensor(torch.arange(16.0).view(4, 4), mesh, [Shard(0), Shard(1)]).requires_grad_()
@@ -399,6 +422,11 @@ def test_sizes_take_as_many_graphs_as_on_one_rank(function, placement, dynamic, 
         dist.destroy_process_group()
     with LocalTensorMode(RANKS):
         assert frames(SHAPED[function], placement, dynamic, marked) == alone
+        if (function, placement) != (
+            "a scan",
+            Shard(1),
+        ):  # our rule cuts 4 rows to 1, which is a size of its own to torch
+            assert frames(SHAPED[function], placement, dynamic, marked, overlay_dtensor) == alone
 
 
 def constants(x):
