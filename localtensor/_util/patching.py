@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch.distributed import distributed_c10d as c10d
 
 
@@ -66,3 +67,13 @@ def _own(name: str) -> property:
 for _name, _value in vars(c10d._World).items():
     if isinstance(_value, property) and _name not in ("default_pg", "pg_coalesce_state", "comms", "pg_config_info"):
         setattr(IndependentWorld, _name, _own(_name))
+
+
+def left_alone_by_the_compiler(function: Any) -> None:
+    """Mark a function so that torch's compiler runs it, and what it calls, as it is written.
+
+    `torch._disable_dynamo` does the same, and imports the compiler, which takes seconds.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))

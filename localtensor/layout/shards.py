@@ -72,9 +72,9 @@ def local_length(size: int, factor: int, ranks: int, rank: int) -> int:
     >>> [local_length(5, 2, 2, rank) for rank in range(2)]
     [3, 2]
     """
+    if size % (factor * ranks) == 0:
+        return size // ranks
     block = -(-size // factor)
-    if not block:
-        return 0
     step, (whole, rest) = -(-block // ranks), divmod(size, block)
     last = -(-rest // ranks)
     return whole * max(0, min(step, block - step * rank)) + max(0, min(last, rest - last * rank))

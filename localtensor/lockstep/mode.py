@@ -22,15 +22,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from localtensor import errors
 from localtensor._util import ambient
 from localtensor._util.call_sites import Args, Fn, Kwargs, origin
+from localtensor._util.patching import left_alone_by_the_compiler
 from localtensor.lockstep.comms import c10d_dispatch
 from localtensor.lockstep.comms.c10d_dispatch import share_memory
 from localtensor.lockstep.comms.process_groups import LockstepWorld
 from localtensor.lockstep.dispatch import dispatcher
 from localtensor.lockstep.patches import branches as branches  # noqa: PLC0414  # it takes over conditions
-from localtensor.lockstep.patches import compiling, distributed_calls, dtensor, nn_modules, rank_queries, tracing
+from localtensor.lockstep.patches import (
+    compiling,
+    distributed_calls,
+    dtensor,
+    nn_modules,
+    rank_queries,
+    shard_offsets,
+    tracing,
+)
 from localtensor.lockstep.values.joined_tensors import JoinedTensors
 from localtensor.lockstep.values.local_tensor import LocalTensor as LocalTensor  # noqa: PLC0414  # re-exported
-from localtensor.lockstep.values.local_tensor import from_ranks, left_alone_by_the_compiler, size_query
+from localtensor.lockstep.values.local_tensor import from_ranks, size_query
 from localtensor.lockstep.values.partition import Partition, everyone, partition
 from localtensor.lockstep.values.rank_int import rank_int
 from localtensor.lockstep.values.rng_streams import Streams
@@ -332,6 +341,8 @@ def _route(func: OpOverload | HigherOrderOperator) -> Fn:
         return _run_as_written
     if func.namespace in ("profiler", "prim"):
         return lambda mode, func, args, kwargs: func(*args, **kwargs)
+    if func.namespace == "localtensor":
+        return shard_offsets.run_own_chunk
     if func.name() in _SIZES:
         return lambda mode, func, args, kwargs: size_query(func._schema.name.removeprefix("aten::"), *args)
     return nn_modules.OP_HANDLERS.get(func.name()) or c10d_dispatch.op_handler(func.namespace) or dispatcher.run_op

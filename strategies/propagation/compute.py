@@ -21,6 +21,7 @@ from localtensor.layout import Mesh, Network, Spec, StridedShard, is_reducible, 
 from strategies.model.rule import Call, Leaf, frozen, overload
 from strategies.ops.semantics.local_call import (
     InvalidCall,
+    InvalidRule,
     LocalCall,
     MissingRuleError,
     WouldMoveWritten,
@@ -42,6 +43,15 @@ from strategies.ops.semantics.rule_registry import (
 )
 from strategies.propagation.mesh_expansion import ExpansionProblem, LineSource, Propagation, expand, grid_text
 from strategies.propagation.meta_run import no_caller_modes, output_metas
+from strategies.propagation.symbolic import (
+    all_numbers,
+    all_symbolic,
+    contiguous,
+    has_symbols,
+    in_numbers,
+    symbolic_metas,
+    why_concrete,
+)
 
 Decompose = Callable[[RuleRegistry, RuleQuery], LineSource | str]
 """A function that returns the source of an op's lines by way of its decomposition; or why there is none."""
@@ -62,7 +72,22 @@ class UncachedPropagator:
     def __call__(
         self, op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any], mesh: Mesh | None
     ) -> Propagation:
-        """Raises `InvalidCall`, `MissingRuleError`, `InvalidRule`, `NoMetadata` or `WouldMoveWritten`."""
+        """Raises `InvalidCall`, `MissingRuleError`, `InvalidRule`, `NoMetadata` or `WouldMoveWritten`.
+
+        Symbolic sizes are answered once for all on which the rule answers alike, or, where a rule needs a number, for the example.
+        """
+        if any(has_symbols(spec.shape) for spec in specs if isinstance(spec, Spec)):
+            try:
+                return self.computed(op, specs, args, kwargs, mesh)
+            except (TypeError, AttributeError, InvalidRule) as reason:
+                why_concrete(op, reason)
+            specs = [replace(spec, shape=tuple(map(int, spec.shape))) for spec in specs]
+        return self.computed(op, specs, args, kwargs, mesh)
+
+    def computed(
+        self, op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any], mesh: Mesh | None
+    ) -> Propagation:
+        """The answer for these very sizes, or symbols."""
         with no_caller_modes():
             mesh = self._checked(op, specs, mesh)
             straight = [_left_to_right(op, i, spec) for i, spec in enumerate(specs)]
@@ -77,18 +102,21 @@ class UncachedPropagator:
             wanted = [placements or spec.placements for placements, spec in zip(best.inputs, straight, strict=True)]
             texts = [repr(piece.call) for piece in pieces]  # arguments need not be hashable
             calls = list(dict.fromkeys(texts))
+            local = [in_numbers(pieces[texts.index(text)].call) for text in calls]
             return Propagation(
-                call=problem.whole.call,
+                call=in_numbers(problem.whole.call),
                 mesh=mesh,
                 given=tuple(specs),
                 inputs=tuple(replace(spec, placements=want) for spec, want in zip(straight, wanted, strict=True)),
                 outputs=tuple(
-                    Spec(mesh, row, meta.shape, meta.dtype) if meta is not None and row is not None else None
+                    Spec(mesh, row, all_numbers(meta.shape), meta.dtype)
+                    if meta is not None and row is not None
+                    else None
                     for meta, row in zip(problem.whole.query.outputs, best.outputs, strict=True)
                 ),
                 steps=best.steps,
                 seconds=best.seconds,
-                calls=tuple(pieces[texts.index(text)].call for text in calls),
+                calls=tuple(local),
                 whose=tuple(calls.index(texts[which]) for which in whose),
                 others=found.others,
                 source=source,
@@ -105,10 +133,14 @@ class UncachedPropagator:
             shown, problem = f"{len(specs)} specs, leaves {leaves}", "each spec needs its place in the arguments"
             remedy = f"Write Leaf(0) to Leaf({len(specs) - 1}) where the tensors go."
             raise InvalidCall(op, "specs", shown, problem, remedy)
-        metas = tuple(Meta(spec.shape, spec.dtype) for spec in specs)
+        metas = tuple(Meta(all_symbolic(spec.shape), spec.dtype) for spec in specs)
         call = Call(op, frozen(given), tuple((name, frozen(value)) for name, value in kwargs.items()))
         self.sync.step("propagate: metadata")
-        outputs = output_metas(call, metas, self.lock)
+        if any(has_symbols(spec.shape) for spec in specs):
+            found = symbolic_metas(call, [contiguous(spec.shape, spec.dtype) for spec in specs])
+            outputs = tuple(meta and Meta(all_symbolic(tuple(meta.shape)), meta.dtype) for meta in found)
+        else:
+            outputs = output_metas(call, metas, self.lock)
         query = RuleQuery(op, copy.deepcopy(bind_arguments(op, given, kwargs)), metas, outputs)
         self.sync.step("propagate: rule")
         offer, source, own = self._offer(op, specs, query)

@@ -28,6 +28,7 @@ from strategies.model.rule import Call
 from strategies.ops.semantics.local_call import LocalCall, LocalCallKey, distinct_local_calls, why_inapplicable
 from strategies.ops.semantics.rule_registry import OptionalPlacements, OwnArguments, PlacementRule, RuleQuery
 from strategies.planner.steps.alpha_beta import AxisStep, MovedTensor, partials_commute, redistribute_axis
+from strategies.propagation.symbolic import examples
 
 Grid = tuple[tuple[Placement, ...] | None, ...]
 """For each tensor its placements by axis; None for a result that is masked or is no tensor."""
@@ -331,7 +332,7 @@ def expand(problem: ExpansionProblem, limit: int = LIMIT) -> Expansion:
 
 def _start(problem: ExpansionProblem) -> PartialExpansion:
     pairs = zip(problem.whole.query.tensors, problem.given, strict=True)
-    held = [MovedTensor(meta.shape, meta.dtype, given) for meta, given in pairs]
+    held = [MovedTensor(examples(meta.shape), meta.dtype, given) for meta, given in pairs]
     return PartialExpansion((), tuple(held), ((),) * len(held), (problem.whole,), 0.0)
 
 

@@ -19,11 +19,12 @@ from torch import Tensor
 from localtensor.collectives import reference
 from localtensor.collectives.argument_checks import check_rank_arguments, flat_tensors
 from localtensor.collectives.c10d_table import CallArguments
-from localtensor.errors import NotHeld
+from localtensor.errors import NotHeld, NotTraceable
 from localtensor.layout.reductions import ReductionOp
 from localtensor.lockstep.comms import stacked_collectives
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily, IndexPlan, Readers, split_by_size, take_rows
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
+from localtensor.lockstep.values.formatting import user_place
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode
 from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, one_cell_per_row, partition
 from localtensor.lockstep.values.rank_int import Int, on_rank
@@ -306,8 +307,21 @@ def scatter_from_roots(values: Sequence[StackedValue], family: GroupFamily, root
 
 
 def stacked_value(mode: Mode, x: Tensor) -> StackedValue:
-    """The tensors of all ranks; a plain tensor is the same on each."""
-    return StackedValue(*((x._cells, x._partition) if isinstance(x, LocalTensor) else ((x.detach(),), mode.everyone)))
+    """The tensors of all ranks; a plain tensor is the same on each.
+
+    Raises `NotTraceable` for a tensor without values, as there are where a graph is recorded: an op on it would end in a native crash.
+    """
+    if isinstance(x, LocalTensor):
+        return StackedValue(x._cells, x._partition)
+    if has_no_values(x):
+        problem = "it stands for one rank's tensor, and each rank takes its own part of it"
+        raise NotTraceable("LocalTensorMode", f"a {type(x).__name__}", problem, "Run this part op by op.", user_place())
+    return StackedValue((x.detach(),), mode.everyone)
+
+
+def has_no_values(x: Tensor) -> bool:
+    """Whether a tensor stands for one of each rank while a graph is recorded, as fake and functional ones do."""
+    return type(x) not in (Tensor, LocalTensor) and torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python)
 
 
 def zeros_like(value: StackedValue) -> StackedValue:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from torch.distributed.tensor import DTensor
 
+from localtensor._util.patching import left_alone_by_the_compiler
 from localtensor.errors import NotHeld, NotInLockstep, RanksDiverge, ValuesDiffer
 from localtensor.lockstep.patches.branch_effects import Effects, NoWrites
 from localtensor.lockstep.patches.branch_items import assignment_at, list_at
@@ -34,7 +35,6 @@ from localtensor.lockstep.patches.device_mesh import (
     without_other_modes,
 )
 from localtensor.lockstep.values import formatting
-from localtensor.lockstep.values.local_tensor import left_alone_by_the_compiler
 from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, by_value
 
 _ERRORS = (

@@ -24,17 +24,18 @@ from torch.fx.experimental import proxy_tensor
 from torch.utils import _python_dispatch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from localtensor._util.call_sites import Fn, place_of_frame
+from localtensor._util.call_sites import Args, Fn, place_of_frame
 from localtensor.errors import LocalTensorError, NotTraceable
 from localtensor.lockstep.comms.c10d_dispatch import share_memory
 from localtensor.lockstep.dispatch.dispatcher import dtype_and_shape, plain_dispatch
 from localtensor.lockstep.patches import kernels
 from localtensor.lockstep.patches.rank_queries import patch_attribute
-from localtensor.lockstep.patches.tracing import is_uneven
+from localtensor.lockstep.patches.tracing import check_numbers, is_uneven
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode
 from localtensor.lockstep.values.sym_nodes import RankBools, RankInts
 
 _UNEVEN = "its shape or strides differ between ranks, and each of them needs a graph of its own"
+_GRAPH_BREAK = "Differs between ranks of a LocalTensorMode"
 _SHARED = "it shares memory with another input, which a compiled graph would not see"
 
 
@@ -45,6 +46,21 @@ def _fake(original: Fn, fakes: Any, tensor: Any, *args: Any, **kwargs: Any) -> o
     """The fake tensor with the metadata that the tensor has on each rank.  Raises `NotTraceable`."""
     if type(tensor) is not LocalTensor:
         return original(fakes, tensor, *args, **kwargs)
+    converter = fakes.fake_tensor_converter
+    before, converter.export = (
+        converter.export,
+        True,
+    )  # else a number is a symbol, with a guard on the value of one rank
+    try:
+        return _fake_of_one_rank(original, fakes, tensor, *args, **kwargs)
+    finally:
+        converter.export = before
+
+
+def _fake_of_one_rank(original: Fn, fakes: Any, tensor: LocalTensor, *args: Any, **kwargs: Any) -> object:
+    """As `_fake`, of a LocalTensor."""
+    if getattr(kwargs.get("source"), "member", None) == "_base":  # the base of a view: Dynamo asks for its sizes alone
+        return original(fakes, tensor_of_one_rank(tensor), *args, **kwargs)
     known = fakes.__dict__.setdefault("_of_local_tensors", WeakIdKeyDictionary())
     if tensor not in known:
         why = _no_fake(fakes, tensor)
@@ -71,13 +87,34 @@ def _refused(x: LocalTensor, problem: str, remedy: str) -> NotTraceable:
 def tensor_of_one_rank(x: LocalTensor) -> Tensor:
     """A plain tensor with the metadata that x has on every rank."""
     with plain_dispatch():  # also below torch.func, which would wrap it
-        plain = x.__localtensor_on__(x.ranks[0]).detach()
+        cell = x._cells[0]  # its first row, which lies where a tensor of this rank alone would
+        plain = (cell[0] if x._partition.sizes[0] > 1 else cell).detach()
     with torch._C._DisableTorchDispatch(), torch.enable_grad():
         if isinstance(x, torch.nn.Parameter):
             return torch.nn.Parameter(plain, x.requires_grad)
-        if x.requires_grad:  # else torch.func would refuse the call
+        if x.requires_grad and x.is_leaf:
             plain.requires_grad_()
-        return plain if x.is_leaf else plain.clone()
+        return plain if x.is_leaf else _Computed.apply(torch.empty(0, requires_grad=True), [plain])
+
+
+class _Computed(torch.autograd.Function):
+    """The tensor of a list, as the result of a computation; its strides are as they were."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, held: list[Tensor]) -> Tensor:  # noqa: ARG004
+        return held[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:  # noqa: ARG004
+        return None, None
+
+
+def _fake_op(
+    mode: Mode, original: Fn, fakes: Any, func: Any, types: Any, args: Args = (), kwargs: Any = None
+) -> object:
+    """An op on fake tensors.  Raises `NotTraceable` for an int of each rank, of which torch would ask its expression."""
+    check_numbers(mode, args, kwargs or {})
+    return original(fakes, func, types, args, kwargs)
 
 
 def _describe(original: Fn, describer: Any, tensor: Any, *args: Any, **kwargs: Any) -> object:
@@ -137,7 +174,7 @@ def _break_graph(what: str, hint: str) -> None:
     from torch._dynamo.exc import unimplemented  # lazy: it takes seconds
 
     unimplemented(
-        gb_type="Differs between ranks of a LocalTensorMode",
+        gb_type=_GRAPH_BREAK,
         context=what,
         explanation=f"One graph serves all ranks, and it cannot hold {what}.",
         hints=[f"{hint} Without fullgraph=True this function runs op by op."],
@@ -151,15 +188,22 @@ def _plain_kind(mode: Mode, original: Fn, value: object) -> object:
 
 def _compile_frame(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> object:
     """Dynamo's compilation of a frame: an error of ours within it breaks the graph, as an error of torch would end the program."""
-    from torch._dynamo.exc import InternalTorchDynamoError
+    from torch._dynamo.exc import InternalTorchDynamoError, TorchRuntimeError
 
     try:
         return original(*args, **kwargs)
-    except InternalTorchDynamoError as error:
+    except (InternalTorchDynamoError, TorchRuntimeError) as error:
         reason = _reason(error)
         if reason is not None:
             _break_graph(_first_line(reason), "")
+        if _GRAPH_BREAK in str(error):  # ours, which Dynamo wraps in an error of its own within an autograd function
+            _break_graph(*_number_in(str(error)))
         raise
+
+
+def _number_in(text: str) -> tuple[str, str]:
+    """What a graph cannot hold, by the words of the error that was raised for it, and the hint."""
+    return text.partition("it cannot hold ")[2].partition(".\n")[0] or "a value", "Compile what does not depend on it."
 
 
 def _reason(error: BaseException | None) -> LocalTensorError | None:
@@ -264,6 +308,7 @@ PATCHES: list[tuple[Any, str, Fn]] = [
 @cache
 def _install() -> None:
     patch_attribute(torch, "compile", _torch_compile)
+    patch_attribute(FakeTensorMode, "dispatch", _fake_op)
     for owner, name, replacement in PATCHES:
         setattr(owner, name, _with_original(replacement, getattr(owner, name)))
 

@@ -28,7 +28,7 @@ from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches import device_mesh, nn_modules, shard_offsets
 from localtensor.lockstep.patches.device_mesh import for_each_rank_group, keep_ranks, wait_for
 from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute
-from localtensor.lockstep.patches.shard_offsets import AnyShard, any_differs, take_chunk
+from localtensor.lockstep.patches.shard_offsets import AnyShard, any_differs, own_chunk
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.partition import NOWHERE, Array, partition
 from localtensor.lockstep.values.rank_int import Int, is_rank_int, rank_int, rank_values
@@ -60,7 +60,8 @@ def _select_split(
             mode, _sizes(tensor), lambda of: original(shard, of(tensor), num_chunks, index, **options)
         )
     if type(shard) is Shard and not options.get("with_padding", True) and 0 <= shard.dim < tensor.dim():
-        return _chunk(mode, tensor, shard.dim, num_chunks, index, keep_order=options.get("clone", True))
+        indices, keep_order = _indices_of_ranks(index), options.get("clone", True)
+        return own_chunk(mode, tensor, shard.dim, num_chunks, indices, keep_order=keep_order)
     padding = options.get("with_padding", True)
 
     def cut(of: Any) -> Any:
@@ -78,13 +79,6 @@ def _sizes(x: object) -> Any:
 def _indices_of_ranks(index: Any) -> Array:
     held = index.node.held
     return np.array(index.node.values) if held is None else np.where(held, index.node.values, -1)
-
-
-def _chunk(mode: Mode, tensor: Tensor, dim: int, chunks: int, index: Int, *, keep_order: bool) -> LocalTensor:
-    with plain_dispatch():
-        return wrap(
-            *take_chunk(stacked_value(mode, tensor), dim, chunks, _indices_of_ranks(index), keep_order=keep_order), mode
-        )
 
 
 def _select_by_index(mode: Mode, listed: Sequence[Tensor], index: Any) -> object:
@@ -162,7 +156,7 @@ def _all_to_all(
     if mesh.device_type != "cpu" or not is_rank_int(index):
         return original(local, gather_dim, shard_dim, mesh, mesh_dim)
     whole = wait_for(shard_offsets.all_gather(local, gather_dim, (mesh, mesh_dim)))
-    return _chunk(mode, whole, shard_dim, mesh.size(mesh_dim), index, keep_order=False)
+    return own_chunk(mode, whole, shard_dim, mesh.size(mesh_dim), _indices_of_ranks(index), keep_order=False)
 
 
 def _to_replicate(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Sequence
 from functools import cache
@@ -81,6 +82,20 @@ def _hash_of(original: Fn) -> Any:
         return original(self)  # type: ignore[no-any-return]
 
     return __hash__
+
+
+def _deepcopy(mode: Any, original: Fn, x: Tensor, memo: dict[int, Any]) -> object:
+    """A copy of a tensor from outside, which ranks may write apart; a plain one where torch copies a graph that it compiles."""
+    if type(x) is not Tensor or not x.is_leaf or id(x) in memo or mode._paused:
+        return original(x, memo)
+    if torch._guards.TracingContext.try_get() is not None:
+        with mode.disable():
+            return original(x, memo)
+    with plain_dispatch():
+        copied = memo[id(x)] = wrap((x.detach().clone(),), mode.everyone, mode)
+    copied.requires_grad_(x.requires_grad)
+    copied.grad = None if x.grad is None else copy.deepcopy(x.grad, memo)
+    return copied
 
 
 def _validate_loaded(mode: Mode, original: Fn, *args: object, **kwargs: object) -> None:
@@ -191,6 +206,7 @@ _FSDP = "torch.distributed.fsdp._fully_shard"
 # and 2.14.
 PATCHES: list[tuple[str, str, str, Patch]] = [
     ("torch.testing._comparison", "TensorLikePair", "_compare_values", _compare_values),
+    ("torch", "Tensor", "__deepcopy__", _deepcopy),
     ("torch._utils", "", "_validate_loaded_sparse_tensors", _validate_loaded),
     (f"{_FSDP}._fsdp_param", "", "_chunk_with_empty", _chunk_with_empty),
     (f"{_FSDP}._fsdp_param", "", "_get_dim_chunked_size", _size_of_chunk),

@@ -21,10 +21,11 @@ from torch.distributed.tensor._random import OffsetBasedRNGTracker
 
 from localtensor._util import ambient
 from localtensor._util.call_sites import Fn, bound_arguments, undecorated
+from localtensor._util.patching import left_alone_by_the_compiler
 from localtensor.collectives.argument_checks import check_init_arguments
 from localtensor.errors import BadGroup, NotInLockstep, TorchChanged
 from localtensor.lockstep.comms.process_groups import LockstepGroup, RoutedWorld, resolve_group
-from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, left_alone_by_the_compiler, wrap
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.rank_int import Int, rank_values
 from localtensor.lockstep.values.rng_streams import Stream
 from localtensor.lockstep.values.stacks import stack_nested

@@ -4,6 +4,7 @@ A dim can be cut by several axes of a mesh, from left to right.  A cut is (chunk
 torch.chunk and have stride 0; a strided one cuts the dim into `stride` pieces first, and a shard is a chunk of each.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -15,11 +16,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Placement, Shard, _StridedShard
 
-from localtensor._util.call_sites import Fn
+from localtensor._util.call_sites import Args, Fn, Kwargs
+from localtensor.errors import NotTraceable
 from localtensor.layout.shards import chunk_bounds
-from localtensor.lockstep.comms.collectives import StackedValue
+from localtensor.lockstep.comms.collectives import StackedValue, has_no_values, stacked_value
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches.device_mesh import for_each_rank_group, mesh_ranks
+from localtensor.lockstep.values.formatting import user_place
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.partition import NOWHERE, Array, partition
 from localtensor.lockstep.values.rank_int import Int, is_rank_int, rank_int, rank_values
@@ -45,6 +48,14 @@ def shard_sizes_and_starts(size: int, cuts: tuple[Cut, ...], past: int) -> tuple
     """
     sizes, starts = _plain(size, cuts) if not any(stride for _, stride in cuts) else _strided(size, cuts)
     return sizes, np.where(sizes > 0, starts, past)
+
+
+def even_size(size: Any, cuts: Sequence[Cut]) -> Any:
+    """The size of every shard of a dim with a symbolic size, if all are as long; else None."""
+    chunks = math.prod(chunks for chunks, _ in cuts)
+    if type(size) is int or any(stride for _, stride in cuts) or size % chunks != 0:
+        return None
+    return size // chunks
 
 
 def _plain(size: int, cuts: Sequence[Cut]) -> tuple[Array, Array]:
@@ -104,6 +115,43 @@ def take_chunk(value: StackedValue, dim: int, chunks: int, index: Array, *, keep
             sizes.append(len(distinct))
             start += len(distinct)
     return StackedValue(*merge_alike(tuple(cells), partition(row_of, sizes)))
+
+
+def own_chunk(mode: Mode, x: Tensor, dim: int, chunks: int, index: Array, *, keep_order: bool) -> Tensor:
+    """Each rank's chunk as `take_chunk`, of a tensor; while a graph is recorded, a node of the graph, which cuts all ranks' chunks.
+
+    On a rank there stand the nodes of torch.split and of the one piece that the rank takes.  Raises `NotTraceable` where the chunks of a
+    compiled graph are not all of one size.
+    """
+    recorded = mode.tracing is not None and mode.tracing.depth == 0 and mode.tracing.records()
+    if not recorded and not has_no_values(x):
+        with plain_dispatch():
+            return wrap(*take_chunk(stacked_value(mode, x), dim, chunks, index, keep_order=keep_order), mode)
+    if has_no_values(x) and (x.shape[dim] % chunks or min(index) < 0):
+        problem = f"{chunks} ranks cut it, and not all of them take a chunk of one size"
+        raise NotTraceable(
+            "torch.compile", f"a size of {x.shape[dim]}", problem, "Run this part op by op.", user_place()
+        )
+    made: Tensor = torch.ops.localtensor.own_chunk(x, dim, chunks, index.tolist(), keep_order)
+    return made
+
+
+def run_own_chunk(mode: Mode, func: object, args: Args, kwargs: Kwargs) -> Tensor:
+    """The node of a graph on the tensors of all ranks."""
+    x, dim, chunks, index, keep_order = args
+    with plain_dispatch():
+        return wrap(*take_chunk(stacked_value(mode, x), dim, chunks, np.array(index), keep_order=keep_order), mode)
+
+
+def _one_chunk(x: Tensor, dim: int, chunks: int, index: list[int], keep_order: bool) -> Tensor:
+    """The metadata of a chunk, which is the same on each rank."""
+    chunk = x.narrow(dim, 0, x.shape[dim] // chunks)
+    return torch.empty_like(chunk) if keep_order else chunk.new_empty(chunk.shape)
+
+
+_OPS = torch.library.Library("localtensor", "FRAGMENT")
+_OPS.define("own_chunk(Tensor x, int dim, int chunks, int[] index, bool keep_order) -> Tensor")
+_OPS.impl("own_chunk", _one_chunk, "Meta")
 
 
 def _order(stack: Tensor) -> list[int]:
@@ -212,6 +260,10 @@ def shapes_and_offsets(
     shape, offset = list(global_shape), [0] * len(global_shape)
     for dim in {placements[axis].dim for axis in cut}:
         axes = [axis for axis in cut if placements[axis].dim == dim]
+        even = even_size(shape[dim], [cut[axis] for axis in axes]) if skip_offset else None
+        if even is not None:  # else its sizes are those of the example: a graph for them alone
+            shape[dim] = even
+            continue
         sizes, starts = shard_sizes_and_starts(int(shape[dim]), tuple(cut[axis] for axis in axes), int(shape[dim]))
         shape[dim], offset[dim] = _entries_at(mode, (sizes, starts), [places[axis] for axis in axes])
     return tuple(shape), () if skip_offset else tuple(offset)

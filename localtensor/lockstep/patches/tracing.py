@@ -98,11 +98,16 @@ def run_faked(mode: Mode, func: Any, types: Any, args: Args, kwargs: Kwargs) -> 
         raise refused(
             "it is used beside fake tensors, and none stands for it", f"a LocalTensor in {func}", "Pass it as an input."
         )
+    check_numbers(mode, args, kwargs)
+    return func(*args, **kwargs)
+
+
+def check_numbers(mode: Mode, args: Args, kwargs: Kwargs) -> None:
+    """Raises `NotTraceable` for an int of each rank among the arguments of an op."""
     for value in (*args, *kwargs.values()):
         for number in value if type(value) in (list, tuple) else (value,):
             if type(number) is torch.SymInt:
                 check_graph_value(mode, number)
-    return func(*args, **kwargs)
 
 
 def run_traced(mode: Mode, route: Fn, func: Any, args: Args, kwargs: Kwargs) -> object:

@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 
 from localtensor._util import ambient
 from localtensor._util.call_sites import Args, Kwargs, origin
+from localtensor._util.patching import left_alone_by_the_compiler
 from localtensor.collectives.compare import difference_text, same_bits, short_text
 from localtensor.errors import NotHeld, NotInLockstep, RanksDisagree
 from localtensor.lockstep.values.formatting import format_tensor
@@ -257,16 +258,6 @@ class LocalTensor(Tensor):
         """Replace the values by those of another tensor, and share its memory."""
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             self._mode.run(torch.ops.aten.set_.source_Tensor, (self, other), {})
-
-
-def left_alone_by_the_compiler(function: Any) -> None:
-    """Mark a function so that torch's compiler runs it, and what it calls, as it is written.
-
-    `torch._disable_dynamo` does the same, and imports the compiler, which takes seconds.
-    """
-    frames: Any = torch._C._dynamo.eval_frame
-    skip = frames._FrameAction.SKIP
-    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
 
 
 left_alone_by_the_compiler(LocalTensor.__torch_dispatch__)

@@ -84,6 +84,8 @@ def representative_coordinates(line: PlacementRule, query: RuleQuery, ranks: int
     found = {0}
     for placement, meta in placed_tensors(line, query):
         cut = shard_cut(placement)
+        if cut is not None and meta.shape[cut[0]] % (ranks * cut[1]) == 0:
+            continue  # all are alike
         if cut is not None and cut[1] > 1:
             return range(ranks)
         if cut is not None:

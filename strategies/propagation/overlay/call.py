@@ -39,7 +39,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
-from localtensor._util import ambient
+from localtensor._util import ambient, left_alone_by_the_compiler
 from localtensor.errors import Refusal
 from localtensor.layout import shard_cut
 from strategies.model.rule import Call, Leaf, call_of, overload
@@ -139,11 +139,16 @@ class RuleRunner:
         return out
 
 
+left_alone_by_the_compiler(RuleRunner.__call__)  # where a graph breaks, it would compile the rules
+
+
 def _empty(x: Tensor, spec: DTensorSpec | None) -> Tensor:
     """An uninitialised tensor for this rank's piece of a result."""
     if spec is None or spec.tensor_meta is None:
         return x
-    shape, _ = dtensor_utils.compute_local_shape_and_global_offset(spec.tensor_meta.shape, spec.mesh, spec.placements)
+    shape, _ = dtensor_utils.compute_local_shape_and_global_offset(
+        spec.tensor_meta.shape, spec.mesh, spec.placements, skip_offset=True
+    )
     return x.new_empty(shape)
 
 
@@ -273,7 +278,7 @@ def _piece(meta: Meta, placements: _Placements | None, mesh: DeviceMesh) -> Meta
     """The metadata of this rank's piece of a tensor."""
     if placements is None or not _is_sharded(placements):
         return meta
-    shape, _ = dtensor_utils.compute_local_shape_and_global_offset(meta.shape, mesh, placements)
+    shape, _ = dtensor_utils.compute_local_shape_and_global_offset(meta.shape, mesh, placements, skip_offset=True)
     return Meta(tuple(shape), meta.dtype)
 
 

@@ -14,7 +14,7 @@ the same plan for itself.  Plans are cached by all of that, each argument with i
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,6 +33,14 @@ from strategies.ops.semantics.rule_registry import Meta, OpRule, PlacementRule, 
 from strategies.propagation.cache import value_token
 from strategies.propagation.mesh_expansion import ExpansionProblem, Grid, expand
 from strategies.propagation.meta_run import fake_mode_lock, no_caller_modes, on_meta_device, output_metas
+from strategies.propagation.symbolic import (
+    all_numbers,
+    all_symbolic,
+    has_symbols,
+    symbolic,
+    symbolic_metas,
+    why_concrete,
+)
 from strategies.torch_api.dtensor import meta_of, returns_no_tensor
 from strategies.torch_api.specs import contiguous_strides
 
@@ -40,10 +48,10 @@ _STATELESS = (Replicate, Shard, Partial)
 
 
 class NoSizes(Refusal, RuntimeError, call="{op} under overlay_dtensor", argument="tensors"):
-    """A tensor with symbolic sizes, as in a traced program; a `RuntimeError`, as DTensor's refusals are."""
+    """A tensor without sizes, or with one that depends on values; a `RuntimeError`, as DTensor's refusals are."""
 
-    PROBLEM = "its sizes are no integers"
-    REMEDY = "Trace with static shapes, or outside of the overlay."
+    PROBLEM = "its sizes are neither integers nor symbols with an example"
+    REMEDY = "Trace with an example of each size, or outside of the overlay."
 
 
 class TurnedAxes(Refusal, RuntimeError, call="{op} under overlay_dtensor", argument="tensors"):
@@ -105,7 +113,7 @@ class CallPlanner:
     def ready(self, entry: OpRule, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> MeshCallPlan:
         """The plan of the call on this mesh.
 
-        Raises `InvalidRule` for an invalid rule, `NoSizes` for symbolic sizes, `TurnedAxes` for a shard order, and what
+        Raises `InvalidRule` for an invalid rule, `NoSizes` for sizes without an example, `TurnedAxes` for a shard order, and what
         the op raises for whole tensors like these.
         """
         key = _key(call, specs, mesh)
@@ -135,7 +143,7 @@ def _on(mesh: DeviceMesh, plan: CallPlan, specs: Sequence[DTensorSpec]) -> MeshC
 
 def _given(op: str, spec: DTensorSpec) -> CallTensor:
     meta = spec.tensor_meta
-    if meta is None or not all(type(size) is int for size in meta.shape):
+    if meta is None or not (all(type(size) is int for size in meta.shape) or has_symbols(meta.shape)):
         raise NoSizes(op, str(spec))
     if spec.shard_order is not None and not DTensorSpec.is_default_device_order(spec.shard_order):
         raise TurnedAxes(op, str(spec))
@@ -161,9 +169,32 @@ def _typed_placements(placements: tuple[Placement, ...]) -> tuple[object, ...]:
 
 
 def make_call_plan(entry: OpRule, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> CallPlan:
-    """The plan of a call, computed; only the sizes of the mesh count.  Raises as `CallPlanner.ready`."""
-    held, sizes = [_given(call.op, spec) for spec in specs], tuple(mesh.shape)
-    metas = global_metas(call, [one.meta for one in held])
+    """The plan of a call, computed; only the sizes of the mesh count.  Raises as `CallPlanner.ready`.
+
+    Symbolic sizes are planned once for all on which the rule answers alike, or, where a rule needs a number, for the example.
+    """
+    held = [_given(call.op, spec) for spec in specs]
+    if not any(has_symbols(one.meta.shape) for one in held):
+        return _plan_of(entry, call, held, global_metas(call, [one.meta for one in held]), tuple(mesh.shape))
+    metas = symbolic_metas(call, [one.meta for one in held])
+    try:
+        return _plan_of(entry, call, held, metas, tuple(mesh.shape))
+    except (TypeError, AttributeError, local_call.InvalidRule) as reason:
+        why_concrete(call.op, reason)
+    held = [CallTensor(_concrete(one.meta), one.placements) for one in held]
+    plan = _plan_of(entry, call, held, tuple(meta and _concrete(meta) for meta in metas), tuple(mesh.shape))
+    return replace(plan, metas=metas)
+
+
+def _concrete(meta: TensorMeta) -> TensorMeta:
+    """The metadata with sizes and strides as numbers, each a guard of the graph that is recorded."""
+    return TensorMeta(torch.Size(map(int, meta.shape)), tuple(map(int, meta.stride)), meta.dtype)
+
+
+def _plan_of(
+    entry: OpRule, call: Call, held: list[CallTensor], metas: tuple[TensorMeta | None, ...], sizes: tuple[int, ...]
+) -> CallPlan:
+    """The plan of a call on tensors of this metadata, whose results have these metas."""
     plain = Call(call.op, frozen(call.args), tuple((name, frozen(value)) for name, value in call.kwargs))
     written = local_call.written_leaves(plain)
     changed = tuple((leaf, r) for leaf, r in written.items() if r is not None and _differ(held[leaf].meta, metas[r]))
@@ -191,6 +222,7 @@ def make_call_plan(entry: OpRule, call: Call, specs: Sequence[DTensorSpec], mesh
         found = expand(ExpansionProblem(whole, sizes, given, (), offer, own, NETWORK))
     assert found.best is not None, f"{call.op}: all-replicate is always right"
     inputs = tuple(row if row is not None else (Replicate(),) * len(sizes) for row in found.best.inputs)
+    whole = local_call.LocalCall(_in_numbers(query), plain)
     return CallPlan(whole, inputs, found.best.outputs, metas, settled, reshaped, resized)
 
 
@@ -200,9 +232,17 @@ def _differ(given: TensorMeta, result: TensorMeta | None) -> bool:
 
 def whole_call_query(call: Call, given: Sequence[TensorMeta], outputs: Sequence[TensorMeta | None]) -> RuleQuery:
     """The rule query about a call on whole tensors."""
-    tensors = tuple(Meta(tuple(m.shape), m.dtype) for m in given)
-    results_of = tuple(None if m is None else Meta(tuple(m.shape), m.dtype) for m in outputs)
-    return RuleQuery(call.op, bind_arguments(call.op, call.args, dict(call.kwargs)), tensors, results_of)
+    tensors = tuple(Meta(tuple(map(symbolic, m.shape)), m.dtype) for m in given)
+    results_of = tuple(None if m is None else Meta(tuple(map(symbolic, m.shape)), m.dtype) for m in outputs)
+    arguments = bind_arguments(call.op, all_symbolic(call.args), all_symbolic(dict(call.kwargs)))
+    return RuleQuery(call.op, arguments, tensors, results_of)
+
+
+def _in_numbers(query: RuleQuery) -> RuleQuery:
+    """The query with the SymInts themselves, of which ranks cut their pieces."""
+    tensors = tuple(Meta(all_numbers(m.shape), m.dtype) for m in query.tensors)
+    outputs = tuple(m and Meta(all_numbers(m.shape), m.dtype) for m in query.outputs)
+    return RuleQuery(query.op, all_numbers(dict(query.arguments)), tensors, outputs)
 
 
 def global_metas(call: Call, given: Sequence[TensorMeta]) -> tuple[TensorMeta | None, ...]:

@@ -6,8 +6,11 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from localtensor.concurrency import clear_all
 from localtensor.concurrency.sync import ThreadSync
@@ -568,3 +571,53 @@ def test_a_piece_of_a_piece_is_asked_about_as_the_call_that_is_made():
     spec = spec_of(Mesh.of(2, 2), "S(0) S(0)", (2, 3))
     found = check(Propagator(OUR_RULES), "aten.squeeze.default", [spec])
     assert found.inputs == (spec,) and found.local_shapes() == ((1, 3), (0, 3), (1, 3), (0, 3))
+
+
+# -- symbolic sizes
+
+
+def symbol(rows=8):
+    """A symbolic size with this example, and where its guards are."""
+    shapes = ShapeEnv()
+    context = StatelessSymbolicContext([DimDynamic.DYNAMIC])
+    made = FakeTensorMode(shape_env=shapes).from_tensor(
+        torch.ones(rows), symbolic_context=context, source=ConstantSource("x")
+    )
+    return made.shape[0], shapes
+
+
+@pytest.mark.parametrize(
+    ("op", "more"), [("aten.mul.Tensor", [2.0]), ("aten.mm.default", [Leaf(1)]), ("aten.view.default", [[-1, 2, 2]])]
+)
+def test_symbolic_sizes_are_answered_once_for_all_sizes_of_these_answers(op, more):
+    rows, shapes = symbol()
+    mesh, propagator = Mesh.of(dp=4), Propagator(OUR_RULES)
+
+    def asked(size):
+        specs = [Spec(mesh, (Shard(0),), (size, 4), torch.float32)]
+        if more == [Leaf(1)]:
+            specs.append(Spec(mesh, (Replicate(),), (4, 6), torch.float32))
+        return propagator.propagate(op, specs, [Leaf(0), *more])
+
+    found, wanted = asked(rows), asked(8)
+    assert [spec.placements for spec in found.inputs] == [spec.placements for spec in wanted.inputs]
+    assert found.outputs[0].placements == wanted.outputs[0].placements
+    assert str(found.outputs[0].shape[0]) == str(rows) and found.seconds == wanted.seconds
+    guards = " ".join(str(guard.expr) for guard in shapes.guards)
+    assert f"Eq(Mod({rows}, 4), 0)" in guards and f"Eq({rows}, 8)" not in guards
+
+
+def test_a_rule_that_needs_a_number_answers_for_the_example_and_the_log_says_why(caplog):
+    def lines(query):
+        assert query.tensors[0].shape[0] / 2 > 1
+        yield PlacementRule((Shard(0),), (Shard(0),))
+
+    rows, shapes = symbol()
+    name = str(rows)  # the guard makes it a number
+    book = RuleRegistry.of(*rules("pointwise", "each by itself", ["aten.exp.default"], lines))
+    with caplog.at_level("INFO", "localtensor.propagation"):
+        found = Propagator(book).propagate(
+            "aten.exp.default", [Spec(Mesh.of(dp=4), (Shard(0),), (rows,), torch.float32)]
+        )
+    assert found.outputs[0].shape == (8,) and [str(guard.expr) for guard in shapes.guards] == [f"Eq({name}, 8)"]
+    assert "aten.exp.default is planned for these sizes alone" in caplog.text and "TypeError" in caplog.text

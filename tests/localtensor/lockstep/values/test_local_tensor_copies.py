@@ -162,3 +162,14 @@ def test_grad(x):
     assert on_all(weight.grad)[3] == [0, 0, 0]
     weight.grad = None
     assert weight.grad is None
+
+
+def test_a_tensor_from_outside_is_copied_to_one_that_ranks_write_apart(x):
+    with x._mode.disable():
+        outside = torch.ones(3, requires_grad=True)
+        outside.grad = torch.full((3,), 5.0)
+    twin, same = copy.deepcopy([outside, outside])
+    assert twin is same and twin.requires_grad and on_all(twin.grad)[0] == [5, 5, 5]
+    with torch.no_grad():
+        twin.add_(x)
+    assert on_all(twin)[1] == [2, 3, 4] and outside.tolist() == [1, 1, 1]
