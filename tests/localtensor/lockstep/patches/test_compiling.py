@@ -465,6 +465,7 @@ def test_a_tensor_without_values_is_no_tensor_of_all_ranks(mode):
         stacked_value(mode, FakeTensorMode().from_tensor(torch.ones(2)))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of what torch imports when it first compiles
 def test_an_error_of_ours_in_a_backend_warns_and_runs_the_graph(mode):
     def backend(graph, inputs):
         raise NotTraceable("backend", "a value", "it differs", "Nothing.")

@@ -22,6 +22,7 @@ PRIVATE = {
     "torch._C._ForceDispatchKeyGuard": "an op on cells is dispatched as outside of any mode, below autograd",
     "torch._C.DispatchKeySet.from_raw_repr": "the keys for that",
     "torch._C.DispatchKey": "their names",
+    "torch._C._dispatch_keys": "whether a tensor has a dispatch of its own",
     "torch._C._dispatch_has_kernel_for_dispatch_key": "whether an op has a batching rule, or is made of others",
     "torch._C._functorch._vmap_increment_nesting": "one op under vmap, without what torch.vmap adds to a function",
     "torch._C._functorch._vmap_decrement_nesting": "the same",
