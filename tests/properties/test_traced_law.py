@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from localtensor import LocalTensorMode
 from localtensor.errors import NotTraceable
 from tests.properties.traced_programs import RANKS, Program, make_groups, programs
+from tests.tools.compiled import draws
 
 nightly = settings.get_current_profile_name() == "nightly"
 whole_programs = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -96,3 +97,18 @@ def test_a_program_under_torch_compile_gives_what_the_program_gives():
             assert played(compiled, program, program.inputs(1)) == played(program, program, program.inputs(1))
 
     law()
+
+
+@pytest.mark.slow  # hundreds of programs, each compiled and traced; the tool draws ten thousand
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", list(draws.FAMILIES))
+def test_nothing_differs_between_a_compiled_program_and_the_same_as_it_is_written(family):
+    found = draws.in_a_process(family, 7, 100 if nightly else 25)
+    assert found.differences == {} and sum(count for name, count in found.counts.items() if "equal" in name) > 20
+
+
+def test_a_native_crash_counts_as_a_difference(monkeypatch):
+    monkeypatch.setattr(draws.sys, "executable", "/bin/sh")
+    monkeypatch.setattr(draws, "COMMAND", ("-c", "kill -SEGV $$"))
+    ((key, text),) = draws.in_a_process("tensors", 1, 1).differences.items()
+    assert "native crash, exit code -11" in text and key.startswith("tensors")

@@ -32,6 +32,7 @@ from tests.properties import dtensor_programs, traced_programs
 
 WORDS = 50
 """Characters of an error's first line that must be the same on one rank and in lockstep."""
+COMMAND = ("-X", "faulthandler", "-m", "tests.tools.compiled", "draws", "--here")
 SECONDS = 900
 """The most that one process may take; beyond it, its programs count as a hang."""
 
@@ -253,7 +254,7 @@ def drawn(family: str, number: int, examples: int) -> Found:
 
 def in_a_process(family: str, number: int, examples: int) -> Found:
     """As `drawn`, in a process of its own: one that ends by a signal, or that hangs, is a difference."""
-    command = [sys.executable, "-X", "faulthandler", "-m", "tests.tools.compiled", "draws", "--here"]
+    command = [sys.executable, *COMMAND]
     command += ["--family", family, "--seed", str(number), "--count", str(examples)]
     found = Found()
     try:
