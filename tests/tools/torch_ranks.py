@@ -33,7 +33,8 @@ LIMITS = {"threads": 300, "processes": 240}  # seconds for one test
 ENVIRONMENT = {"BACKEND": "gloo", "WORLD_SIZE": "3", "PYTHONDONTWRITEBYTECODE": "1"}  # of torch's distributed_test
 ON_CPU = (
     (r"skip_if_lt_x_gpu\((\d+)\)", r"skip_if_lt_x_gpu(\1, allow_cpu=True)"),
-    (r"skipIf\(not TEST_(CUDA|MULTIGPU)\b", "skipIf(False"),
+    (r"not TEST_(CUDA|MULTIGPU)\b", "False"),
+    (r"\brequires_nccl\b", "requires_gloo"),
     (r"\.cuda\(\)", ".cpu()"),
     (r"\.cuda\((self\.rank|rank|device_ids?|torch\.cuda\.current_device\(\))\)", ".cpu()"),
     (r"torch\.device\(\"cuda\"(, [\w.]+)?\)", 'torch.device("cpu")'),
@@ -43,6 +44,9 @@ ON_CPU = (
     (r"torch\.cuda\.(synchronize|empty_cache|reset_peak_memory_stats)\(\)", "None"),
     (r"torch\.cuda\.set_device\([^()]*\)", "None"),
     (r"cpu:gloo,cuda:nccl", "gloo"),
+    (r"% torch\.cuda\.device_count\(\)", "% 8"),
+    (r"return \"nccl\"", 'return "gloo"'),
+    ("MultiProcContinousTest", "MultiProcContinuousTest"),
 )
 """What makes a file of tests for GPUs one for the CPU: a pattern, and what takes its place."""
 
@@ -224,7 +228,7 @@ def files_of(tests: Path) -> list[str]:
     """The names of the files of tests, in the order of `FOLDERS` and `FILES`."""
     found = [file for folder in FOLDERS for file in sorted((tests / folder).rglob("test_*.py"))]
     found += [file for pattern in FILES for file in sorted(tests.glob(pattern))]
-    return [str(file.relative_to(tests)) for file in found]
+    return [str(file.relative_to(tests)) for file in found if not re.search("nccl|ucc", file.name)]
 
 
 if __name__ == "__main__":

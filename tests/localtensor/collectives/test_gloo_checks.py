@@ -117,9 +117,10 @@ def test_a_barrier_waits_for_the_earlier_calls_of_its_group(tmp_path):
 
 def test_a_barrier_of_another_group_does_not():
     def program():
-        tensor = torch.ones(4)
+        other, tensor = dist.new_group(), torch.ones(4)
+        dist.barrier(other)
         dist.all_reduce(tensor, async_op=True)
-        dist.barrier(dist.new_group())
+        dist.barrier(other)
         return float(tensor.sum())
 
     with pytest.raises(lt.errors.ReadBeforeWait):
