@@ -42,6 +42,7 @@ here = _Here()
 before: set[str] = set()  # names that every rank sees though they are not shared
 worlds: list[World] = []
 on_reach: list[Callable[[Any], None]] = []  # called with a module that ranks share, when a rank first looks it up
+on_share: list[Callable[[], None]] = []  # called when a package has become shared
 _reached: set[str] = set()
 
 
@@ -221,6 +222,8 @@ def share_root(world: World, root: str, reason: str) -> None:
     for other in worlds:
         for name in [name for name in other.modules if name.partition(".")[0] == root]:
             del other.modules[name]
+    for call in on_share:
+        call()
 
 
 def set_type(modules: dict[str, Any], kind: type) -> None:

@@ -24,6 +24,7 @@ class SharedRoots:
         self._reasons: dict[str, str] = {}  # of a root; empty for one that is a rank's own
         self._shared: dict[str, bool] = {}  # of a module's full name
         self._required: dict[str, str] | None = None
+        self._observed: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         known = self._shared.get(name)
@@ -40,7 +41,12 @@ class SharedRoots:
     def observed(self, root: str, reason: str) -> None:
         """From now on the root is shared."""
         self._reasons[root] = reason
+        self._observed.add(root)
         self._shared.clear()
+
+    def is_observed(self, root: str) -> bool:
+        """Whether the root is shared because of what it did."""
+        return root in self._observed
 
     def seen(self) -> dict[str, str]:
         """The roots that were shared because of what they did, with the reasons."""
