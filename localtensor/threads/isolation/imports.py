@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, cast
 
 import torch
+from torch._library import custom_ops
 
 from localtensor._util.patching import replaced, wrapped
 from localtensor.threads.isolation import modules
@@ -153,7 +154,7 @@ def _registered_before(world: World, name: str, error: Exception) -> bool:
 def _note_registration(original: Callable[..., Any], library: Any, namespace: str, *args: Any, **kwargs: Any) -> Any:
     """`torch.library.Library`: the package that makes one as it is imported is shared."""
     world = here.world
-    if world is not None:
+    if world is not None and not here.defining:
         frame: Any = sys._getframe(1)
         while frame is not None:
             name = frame.f_globals.get("__name__", "")
@@ -163,6 +164,20 @@ def _note_registration(original: Callable[..., Any], library: Any, namespace: st
                 break
             frame = frame.f_back
     return original(library, namespace, *args, **kwargs)
+
+
+def _define_once(original: Callable[..., Any], made: Any, space: str, name: str, schema: str, function: Any, *args: Any) -> Any:
+    """`torch.library.custom_op` in a rank: the op that another rank has defined by the same code is this one, too."""
+    found = custom_ops.OPDEFS.get(f"{space}::{name}") if here.world is not None else None
+    code = getattr(function, "__code__", None)
+    if found is not None and code is not None and getattr(found._init_fn, "__code__", None) is code:
+        made.__dict__ = found.__dict__
+        return None
+    before, here.defining = here.defining, True
+    try:
+        return original(made, space, name, schema, function, *args)
+    finally:
+        here.defining = before
 
 
 def _start_thread(original: Callable[..., Any], thread: Any) -> Any:
@@ -198,6 +213,7 @@ def modules_of_ranks(ranks: int, *, fresh: bool) -> Iterator[list[World]]:
         ):
             stack.enter_context(_importing(owner, name, around))
         stack.enter_context(wrapped(torch.library.Library, "__init__", _note_registration))
+        stack.enter_context(wrapped(custom_ops.CustomOpDef, "__init__", _define_once))
         stack.enter_context(wrapped(threading.Thread, "start", _start_thread))
         _bootstrap._module_locks = _RankLocks(locks)  # type: ignore[attr-defined]
         stack.callback(setattr, _bootstrap, "_module_locks", locks)

@@ -32,9 +32,10 @@ class World:
 
 
 class _Here(threading.local):
-    """The world of this thread (None: outside of all ranks), and the C extension that it is loading."""
+    """The world of this thread (None: outside of all ranks), the C extension that it is loading, whether it defines an op."""
 
     world: World | None = None
+    defining: bool = False
     extension: str | None = None
 
 
@@ -214,13 +215,13 @@ def is_initializing(module: object) -> bool:
 
 def share_root(world: World, root: str, reason: str) -> None:
     """Share the modules of this root from now on: the copies of this rank become those of all."""
-    SHARED.observed(root, reason)
-    for name in [name for name in world.modules if name.partition(".")[0] == root]:
+    roots = set(SHARED.observed(root, reason))
+    for name in [name for name in world.modules if name.partition(".")[0] in roots]:
         module = world.modules.pop(name)
         if module is not _GONE:
             dict.__setitem__(sys.modules, name, module)
     for other in worlds:
-        for name in [name for name in other.modules if name.partition(".")[0] == root]:
+        for name in [name for name in other.modules if name.partition(".")[0] in roots]:
             del other.modules[name]
     for call in on_share:
         call()

@@ -38,11 +38,18 @@ class SharedRoots:
             self._reasons[root] = self._by_rule(root)
         return self._reasons[root]
 
-    def observed(self, root: str, reason: str) -> None:
-        """From now on the root is shared."""
-        self._reasons[root] = reason
-        self._observed.add(root)
+    def observed(self, root: str, reason: str) -> list[str]:
+        """From now on the root is shared, and what it requires that has nothing to do with torch; returns all of these.
+
+        Its objects lead to those of what it requires, which pickle finds by name only if there is one copy.  A package that
+        requires torch may keep its rank, and stays each rank's own.
+        """
+        new = [root, *(other for other in _required_without(root, "torch") if not self.reason(other))]
+        for name in new:
+            self._reasons[name] = reason if name == root else f"required by {root}, which is shared"
+        self._observed.update(new)
         self._shared.clear()
+        return new
 
     def is_observed(self, root: str) -> bool:
         """Whether the root is shared because of what it did."""
@@ -80,6 +87,16 @@ def _required_roots(seeds: tuple[str, ...]) -> dict[str, str]:
                 found.setdefault(root, seed)
             pending += required
     return found
+
+
+def _required_without(root: str, without: str) -> list[str]:
+    """The root modules of what the distribution of this name requires, but for distributions that require `without`."""
+    required, found = _contents(root)[1], list[str]()
+    for distribution in dict.fromkeys(required):
+        roots = _required_roots((distribution,))
+        if without not in roots:
+            found += roots
+    return list(dict.fromkeys(found))
 
 
 def _contents(distribution: str) -> tuple[list[str], list[str]]:

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from tests.tools.ecosystem.comparison import LIMIT, Done, Program, differences, run
-from tests.tools.ecosystem.environment import LIBRARIES, python_of
+from tests.tools.ecosystem.environment import python_of
 
 NAMED = (
     Program("accelerate.test_utils.scripts.test_script"),
@@ -20,7 +20,7 @@ NAMED = (
     Program("named/accelerate_loop.py"),
     Program("named/trainer.py"),
     Program("named/trainer_tp.py"),
-    Program("named/megatron.py"),
+    Program("named/megatron_layers.py"),
     *(Program("named/zero.py", (str(stage),)) for stage in range(4)),
     Program("named/lightning_ddp.py"),
     Program("named/metrics.py"),
@@ -43,7 +43,9 @@ def line_of(program: Program, ranks: int, real: Done, threads: Done) -> tuple[bo
         verdict = f"{found.differ} differ, by {found.largest:.2g} at most: {', '.join(found.where[:3])}"
     else:
         verdict = "equal" if found.values else "same exit code"
-    text = f"| `{program}` | {ranks} | {codes} | {found.values} | {verdict} | {real.seconds:.0f} | {threads.seconds:.0f} |"
+    text = (
+        f"| `{program}` | {ranks} | {codes} | {found.values} | {verdict} | {real.seconds:.0f} | {threads.seconds:.0f} |"
+    )
     return same, text
 
 

@@ -207,6 +207,23 @@ def test_a_package_that_registers_operators_is_shared(write):
     assert "lt_ops.kernels registers operators of 'lt_test_ops'" in modules.SHARED.seen()["lt_ops"]
 
 
+def test_a_package_that_defines_custom_ops_is_each_ranks_own(write):
+    text = "import torch\n@torch.library.custom_op('lt_custom_ops::twice', mutates_args=())\n"
+    text += "def twice(x: torch.Tensor) -> torch.Tensor:\n    return 2 * x\n"
+    text += "torch.library.register_fake('lt_custom_ops::twice', lambda x: torch.empty_like(x))\n"
+    write(lt_custom=text + CACHES_ITS_RANK)
+
+    def body():
+        import lt_custom
+
+        dist.barrier()
+        x = torch.ones(1)
+        return lt_custom.twice(x).item(), torch.ops.lt_custom_ops.twice(x).item(), lt_custom.RANK
+
+    assert on_ranks(body) == ((2, 2, 0), (2, 2, 1))
+    assert "lt_custom" not in modules.SHARED.seen()
+
+
 def test_who_imports_a_package_that_registers_operators_is_not_shared(write):
     text = "import torch\nfor name in ('one', 'two', 'three'):\n"
     text += "    torch.library.Library('lt_' + name + '_test_ops', 'DEF').define('f(Tensor x) -> Tensor')\n"
@@ -239,6 +256,27 @@ def test_what_a_package_had_patched_before_it_became_shared_is_there_for_all(wri
     first, second = on_ranks(body)
     assert first == second and first[0] == "loud"
     del logging.Logger.lt_shout
+
+
+def test_what_a_shared_package_requires_is_shared_unless_it_requires_torch(write, tmp_path):
+    text = "import lt_pickles, lt_ranked\nimport torch\ntorch.library.Library('lt_requires_ops', 'DEF')\n"
+    write(lt_registers=text, lt_pickles=CACHES_ITS_RANK.replace("dist.get_rank()", "None"), lt_ranked=CACHES_ITS_RANK)
+    for name, required in (("registers", ("lt-pickles", "lt-ranked")), ("pickles", ()), ("ranked", ("torch>=2",))):
+        folder = tmp_path / f"lt_{name}-1.0.dist-info"
+        folder.mkdir()
+        lines = [f"Name: lt-{name}", "Version: 1.0", *(f"Requires-Dist: {one}" for one in required)]
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\n" + "\n".join(lines) + "\n")
+
+    def body():
+        import lt_ranked
+        import lt_registers
+
+        return lt_ranked.RANK, pickle.loads(
+            pickle.dumps(lt_registers.lt_pickles.Config)
+        ) is lt_registers.lt_pickles.Config
+
+    assert on_ranks(body) == ((0, True), (1, True))
+    assert modules.SHARED.seen()["lt_pickles"] == "required by lt_registers, which is shared"
 
 
 def test_a_registration_that_a_shared_module_has_caused_is_found(write):

@@ -230,7 +230,10 @@ def test_what_a_rank_registers_in_a_table_of_the_standard_library_is_its_own():
 
     before = len(pickle._Pickler.dispatch), len(mimetypes.types_map)
     expected = (before[0] + 1, before[1]), (before[0] + 1, before[1] + 1)
-    assert run_in_threads(lambda rank: body(), 2, round_robin(), 0, 60.0, fresh=True, roots=(body,)).values == (expected,) * 2
+    assert (
+        run_in_threads(lambda rank: body(), 2, round_robin(), 0, 60.0, fresh=True, roots=(body,)).values
+        == (expected,) * 2
+    )
     assert (len(pickle._Pickler.dispatch), len(mimetypes.types_map)) == before
     assert not hasattr(json.JSONEncoder, "lt_rank")
 
@@ -241,5 +244,8 @@ def test_a_class_with_a_descriptor_for_code_may_replace_a_name_of_a_module():
         dist.barrier()
         return json.lt_kind is types.FunctionType
 
-    assert run_in_threads(lambda rank: body(), 2, round_robin(), 0, 60.0, fresh=True, roots=(body,)).values == (True, True)
+    assert run_in_threads(lambda rank: body(), 2, round_robin(), 0, 60.0, fresh=True, roots=(body,)).values == (
+        True,
+        True,
+    )
     assert not hasattr(json, "lt_kind")

@@ -30,7 +30,7 @@ def main():
                 schedule.step()
                 optimizer.zero_grad()
             losses.append(accelerator.gather(loss.detach()[None]))
-            hits.append(accelerator.gather_for_metrics((out.argmax(1) == y)).float())
+            hits.append(accelerator.gather_for_metrics(out.argmax(1) == y).float())
     keep(losses=losses, hits=hits, seen=sum(map(len, hits)), params=parameters(accelerator.unwrap_model(model)),
          rank=accelerator.process_index, main=accelerator.is_main_process)  # fmt: skip
     accelerator.end_training()

@@ -1,7 +1,7 @@
 """lightning's Trainer with DDP: training, validation with synchronized metrics, a checkpoint, a test from it."""
 
-import tempfile
 import os
+import tempfile
 
 import lightning as L
 import torch

@@ -43,7 +43,13 @@ def main():
             {name: value for name, value in line.items() if "runtime" not in name and "per_second" not in name}
             for line in trainer.state.log_history
         ]
-    keep(loss=done.training_loss, eval_loss=found["eval_loss"], hits=found["eval_hits"], logs=logs, params=parameters(model))
+    keep(
+        loss=done.training_loss,
+        eval_loss=found["eval_loss"],
+        hits=found["eval_hits"],
+        logs=logs,
+        params=parameters(model),
+    )
 
 
 if __name__ == "__main__":

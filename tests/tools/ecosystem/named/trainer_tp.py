@@ -18,8 +18,12 @@ def main():
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     with tempfile.TemporaryDirectory() as folder:
-        LlamaForCausalLM(config).save_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto", dtype=torch.float32)
+        folders = [folder]
+        dist.broadcast_object_list(folders)
+        if dist.get_rank() == 0:
+            LlamaForCausalLM(config).save_pretrained(folder)
+        dist.barrier()
+        model = AutoModelForCausalLM.from_pretrained(folders[0], tp_plan="auto", dtype=torch.float32)
         dist.barrier()
     ids = torch.randint(0, 64, (3, 10), generator=torch.Generator().manual_seed(1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -15,7 +15,9 @@ def main():
     whole = Dataset.from_dict({"x": list(range(53)), "text": [f"row {i}" for i in range(53)]})
     doubled = whole.map(lambda row: {"y": row["x"] * 2}).filter(lambda row: row["x"] % 5 != 0)
     mine = split_dataset_by_node(doubled.with_format("torch"), rank=rank, world_size=size)
-    stream = split_dataset_by_node(doubled.to_iterable_dataset(num_shards=4).shuffle(seed=3, buffer_size=8), rank=rank, world_size=size)
+    stream = split_dataset_by_node(
+        doubled.to_iterable_dataset(num_shards=4).shuffle(seed=3, buffer_size=8), rank=rank, world_size=size
+    )
     loader = StatefulDataLoader(mine, batch_size=3, num_workers=0)
     iterator = iter(loader)
     first = [next(iterator)["y"] for _ in range(2)]
