@@ -166,7 +166,9 @@ def _note_registration(original: Callable[..., Any], library: Any, namespace: st
     return original(library, namespace, *args, **kwargs)
 
 
-def _define_once(original: Callable[..., Any], made: Any, space: str, name: str, schema: str, function: Any, *args: Any) -> Any:
+def _define_once(
+    original: Callable[..., Any], made: Any, space: str, name: str, schema: str, function: Any, *args: Any
+) -> Any:
     """`torch.library.custom_op` in a rank: the op that another rank has defined by the same code is this one, too."""
     found = custom_ops.OPDEFS.get(f"{space}::{name}") if here.world is not None else None
     code = getattr(function, "__code__", None)

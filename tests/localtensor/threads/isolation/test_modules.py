@@ -239,7 +239,7 @@ def test_who_imports_a_package_that_registers_operators_is_not_shared(write):
 
 
 def test_what_a_package_had_patched_before_it_became_shared_is_there_for_all(write):
-    text = "import logging\nimport torch\ndef lt_shout(self):\n    return 'loud'\nlogging.Logger.lt_shout = lt_shout\n"
+    text = "import logging\nimport torch\nlogging.getLogger('lt.first')\ndef lt_shout(self):\n    return 'loud'\nlogging.Logger.lt_shout = lt_shout\n"
     text += "import torch.distributed as dist\ndist.barrier()\ntorch.library.Library('lt_shout_ops', 'DEF')\n"
     write(lt_patches=text)
 

@@ -3,7 +3,7 @@
 import os
 import tempfile
 
-import lightning as L
+import lightning
 import torch
 from keep import keep, parameters
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 
-class Model(L.LightningModule):
+class Model(lightning.LightningModule):
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
@@ -38,11 +38,11 @@ class Model(L.LightningModule):
 
 
 def main():
-    L.seed_everything(5, verbose=False)
+    lightning.seed_everything(5, verbose=False)
     data = TensorDataset(torch.randn(52, 8), torch.randint(0, 3, (52,)))
     size = int(os.environ["WORLD_SIZE"])
     with tempfile.TemporaryDirectory() as folder:
-        trainer = L.Trainer(
+        trainer = lightning.Trainer(
             accelerator="cpu", devices=size, strategy="ddp", max_epochs=2, logger=False, enable_progress_bar=False,
             callbacks=[ModelCheckpoint(folder, monitor="val_loss")], enable_model_summary=False, sync_batchnorm=False,
             gradient_clip_val=0.5, deterministic=True,
