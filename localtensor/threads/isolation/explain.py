@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def _replaced(cell: Namespace) -> Iterable[str]:
     where = f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else owner.__name__
     for name, value in cell.changes().items():
         code: Any = getattr(getattr(value, "__func__", value), "__code__", None)
-        if code is not None and not code.co_filename.startswith((_TORCH, "<")):
+        if isinstance(code, CodeType) and not code.co_filename.startswith((_TORCH, "<")):
             yield f"{where}.{name} is now {value.__qualname__} ({code.co_filename}:{code.co_firstlineno}), on all ranks"
 
 

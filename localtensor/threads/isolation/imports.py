@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import _bootstrap, _bootstrap_external
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch._library import custom_ops
 
 from localtensor._util.patching import replaced, wrapped
 from localtensor.threads.isolation import modules
@@ -71,20 +72,25 @@ class _Imports:
         return self.codes[key]
 
     def create_extension(self, original: Callable[..., Any], loader: Any, spec: Any) -> Any:
-        """A C extension is loaded once, by the first rank that imports it."""
+        """A C extension is loaded once in a process: by the first rank that imports it, or before, outside of all ranks."""
         world, key = here.world, (spec.name, spec.origin)
-        if world is None or spec.name in modules.SHARED:
+        if world is not None and spec.name in modules.SHARED:
             return original(loader, spec)
+        loaded = dict.get(sys.modules, spec.name) if world is not None else None
+        if key not in self.extensions and getattr(getattr(loaded, "__spec__", None), "origin", None) == spec.origin:
+            self.extensions[key] = cast("ModuleType", loaded)
+            self.executed.add(id(loaded))
         if key not in self.extensions:
             self.extensions[key] = self._loading(spec.name, original, loader, spec)
         return self.extensions[key]
 
     def exec_extension(self, original: Callable[..., Any], loader: Any, module: ModuleType) -> Any:
-        if here.world is None or id(module) not in map(id, self.extensions.values()):
+        if id(module) not in map(id, self.extensions.values()):
             return original(loader, module)
         if id(module) not in self.executed:
             self.executed.add(id(module))
             self._loading(module.__name__, original, loader, module)
+        _give_parts(module.__name__)
         return None
 
     def _loading(self, name: str, function: Callable[..., Any], *args: object) -> Any:
@@ -114,6 +120,14 @@ class _Imports:
             here.world, here.extension = world, extension
 
 
+def _give_parts(extension: str) -> None:
+    """The modules that a C extension has put into `sys.modules` below its own name are there for this rank, too."""
+    if here.world is not None:
+        held = [dict.items(sys.modules), *(world.modules.items() for world in modules.worlds)]
+        for name, module in [item for items in held for item in list(items) if item[0].startswith(f"{extension}.")]:
+            here.world.modules.setdefault(name, module)
+
+
 def _importing(owner: Any, name: str, around: Callable[..., Any]) -> AbstractContextManager[None]:
     """Inside the block importlib calls `around(original, ...)`, which is left out of tracebacks as importlib itself is."""
     original = getattr(owner, name)
@@ -128,10 +142,9 @@ def _importing(owner: Any, name: str, around: Callable[..., Any]) -> AbstractCon
 
 def _registered_before(world: World, name: str, error: Exception) -> bool:
     """Whether the import failed because another rank's has registered something once per process; then it is shared."""
-    others = [
-        other for other in modules.worlds if other is not world and isinstance(other.modules.get(name), ModuleType)
-    ]
-    whole = [other for other in others if not modules.is_initializing(other.modules[name])]
+    held = [(other, other.modules.get(name)) for other in modules.worlds if other is not world]
+    held.append((World(-1), dict.get(sys.modules, name)))  # what a shared module has imported is outside of all ranks
+    whole = [other for other, module in held if isinstance(module, ModuleType) and not modules.is_initializing(module)]
     if name == "__main__" or not whole or not _TWICE.search(str(error)):
         return False
     share_root(whole[0], name.partition(".")[0], f"importing {name} twice raises {type(error).__name__}")
@@ -141,16 +154,32 @@ def _registered_before(world: World, name: str, error: Exception) -> bool:
 def _note_registration(original: Callable[..., Any], library: Any, namespace: str, *args: Any, **kwargs: Any) -> Any:
     """`torch.library.Library`: the package that makes one as it is imported is shared."""
     world = here.world
-    if world is not None:
+    if world is not None and not here.defining:
         frame: Any = sys._getframe(1)
         while frame is not None:
             name = frame.f_globals.get("__name__", "")
-            if frame.f_code.co_name == "<module>" and name not in modules.SHARED:
-                if name != "__main__" and name in world.modules:
+            if frame.f_code.co_name == "<module>":  # none above it: who imports a package that registers is not shared
+                if name != "__main__" and name not in modules.SHARED and name in world.modules:
                     share_root(world, name.partition(".")[0], f"{name} registers operators of {namespace!r} in torch")
                 break
             frame = frame.f_back
     return original(library, namespace, *args, **kwargs)
+
+
+def _define_once(
+    original: Callable[..., Any], made: Any, space: str, name: str, schema: str, function: Any, *args: Any
+) -> Any:
+    """`torch.library.custom_op` in a rank: the op that another rank has defined by the same code is this one, too."""
+    found = custom_ops.OPDEFS.get(f"{space}::{name}") if here.world is not None else None
+    code = getattr(function, "__code__", None)
+    if found is not None and code is not None and getattr(found._init_fn, "__code__", None) is code:
+        made.__dict__ = found.__dict__
+        return None
+    before, here.defining = here.defining, True
+    try:
+        return original(made, space, name, schema, function, *args)
+    finally:
+        here.defining = before
 
 
 def _start_thread(original: Callable[..., Any], thread: Any) -> Any:
@@ -186,6 +215,7 @@ def modules_of_ranks(ranks: int, *, fresh: bool) -> Iterator[list[World]]:
         ):
             stack.enter_context(_importing(owner, name, around))
         stack.enter_context(wrapped(torch.library.Library, "__init__", _note_registration))
+        stack.enter_context(wrapped(custom_ops.CustomOpDef, "__init__", _define_once))
         stack.enter_context(wrapped(threading.Thread, "start", _start_thread))
         _bootstrap._module_locks = _RankLocks(locks)  # type: ignore[attr-defined]
         stack.callback(setattr, _bootstrap, "_module_locks", locks)

@@ -33,10 +33,11 @@ def write_rule(owner: Any, name: str, value: Any) -> int:
         return ELSEWHERE
     if isinstance(value, ModuleType) and value.__name__ in modules.SHARED:
         return FOR_ALL  # a part of a package, imported by one rank, is there for all
-    if str(getattr(getattr(value, "__func__", value), "__module__", "")).partition(".")[0] in IMPORTED:
+    root = str(getattr(getattr(value, "__func__", value), "__module__", "")).partition(".")[0]
+    if root in IMPORTED or modules.SHARED.is_observed(root):
         return FOR_ALL  # what such a package registers as it is imported
     code = getattr(getattr(value, "func", value), "__code__", None)
-    return FOR_ALL if code is not None and code.co_filename.startswith(_PACKAGES) else OWN
+    return FOR_ALL if isinstance(code, CodeType) and code.co_filename.startswith(_PACKAGES) else OWN
 
 
 _patched, _of_torch = PatchedNamespaces(write_rule), PatchedNamespaces(write_rule, ("torch",))
@@ -84,6 +85,11 @@ class Isolation:
     def add(self, roots: Iterable[object]) -> None:
         with self._lock:
             self.namespaces.add(self.reach.cells(roots))
+
+    def give_to_all(self) -> None:
+        """What ranks have written is looked at anew: a package has become shared."""
+        with self._lock:
+            self.namespaces.give_to_all()
 
     def report(self) -> tuple[list[str], list[str]]:
         """What stays shared, and the writes to it that were seen."""
@@ -147,6 +153,7 @@ def ranks_isolated(ranks: int, roots: Iterable[object], *, fresh: bool) -> Itera
 
         if fresh:
             isolation.overlooked = Overlooked(isolation.namespaces.tracks, _of_torch)
+        modules.on_share[:] = [isolation.give_to_all]
         modules.on_reach[:] = [lambda module: isolation.add([module])]
         patched_attributes.kept_elsewhere[:] = [isolation.namespaces.tracks]
         try:
@@ -154,6 +161,7 @@ def ranks_isolated(ranks: int, roots: Iterable[object], *, fresh: bool) -> Itera
                 yield isolation
         finally:
             modules.on_reach.clear()
+            modules.on_share.clear()
             patched_attributes.kept_elsewhere.clear()
             isolation.turn(None)
             isolation.reach.close()

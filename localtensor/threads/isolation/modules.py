@@ -32,9 +32,10 @@ class World:
 
 
 class _Here(threading.local):
-    """The world of this thread (None: outside of all ranks), and the C extension that it is loading."""
+    """The world of this thread (None: outside of all ranks), the C extension that it is loading, whether it defines an op."""
 
     world: World | None = None
+    defining: bool = False
     extension: str | None = None
 
 
@@ -42,6 +43,7 @@ here = _Here()
 before: set[str] = set()  # names that every rank sees though they are not shared
 worlds: list[World] = []
 on_reach: list[Callable[[Any], None]] = []  # called with a module that ranks share, when a rank first looks it up
+on_share: list[Callable[[], None]] = []  # called when a package has become shared
 _reached: set[str] = set()
 
 
@@ -213,14 +215,16 @@ def is_initializing(module: object) -> bool:
 
 def share_root(world: World, root: str, reason: str) -> None:
     """Share the modules of this root from now on: the copies of this rank become those of all."""
-    SHARED.observed(root, reason)
-    for name in [name for name in world.modules if name.partition(".")[0] == root]:
+    roots = set(SHARED.observed(root, reason))
+    for name in [name for name in world.modules if name.partition(".")[0] in roots]:
         module = world.modules.pop(name)
         if module is not _GONE:
             dict.__setitem__(sys.modules, name, module)
     for other in worlds:
-        for name in [name for name in other.modules if name.partition(".")[0] == root]:
+        for name in [name for name in other.modules if name.partition(".")[0] in roots]:
             del other.modules[name]
+    for call in on_share:
+        call()
 
 
 def set_type(modules: dict[str, Any], kind: type) -> None:

@@ -48,6 +48,15 @@ class Namespace:
                 kept[name] = value
         return kept
 
+    def release(self, kept: dict[str, Any]) -> list[str]:
+        """Take out of a rank's differences what is for all; the names of that."""
+        names = [name for name, value in kept.items() if value is not _NOTHING]
+        names = [name for name in names if self.rule(self.owner, name, kept[name]) == FOR_ALL]
+        for name in names:
+            self.originals.setdefault(name, self.first.get(name, _NOTHING))
+            self.first[name] = kept.pop(name)
+        return names
+
     def put(self, old: dict[str, Any] | None, new: dict[str, Any] | None) -> bool:
         """Replace the differences `old`, which are there, by `new`; whether that has changed anything."""
         wanted = {name: self.first.get(name, _NOTHING) for name in old or ()}
@@ -155,6 +164,19 @@ class RankNamespaces:
             written = [at for at in here.keys() | there.keys() if self.cells[at].put(here.get(at), there.get(at))]
             if written:
                 self._watch.read(written)
+
+    def give_to_all(self) -> None:
+        """What a rank has written to a module or class is there for all if the rule says so now: a package became shared."""
+        self._keep_changes()
+        here = {} if self.holder is None else self.own[self.holder]
+        for own in self.own:
+            for at, kept in list(own.items()):
+                cell = self.cells[at]
+                if isinstance(cell, Namespace) and (names := cell.release(kept)):
+                    if not kept:
+                        del own[at]
+                    if cell.put(dict.fromkeys(names), here.get(at)):
+                        self._watch.read([at])
 
     def settle(self, spaces: Callable[[], Collection[int]]) -> None:
         """Take what slots have put there as unchanged; `spaces()`: the ids of the namespaces where they do."""

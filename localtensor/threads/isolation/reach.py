@@ -18,6 +18,7 @@ from typing import Any
 
 from localtensor.threads.isolation.modules import SHARED, world_of_thread
 from localtensor.threads.isolation.namespaces import Cell, Contents, Namespace, Rule
+from localtensor.threads.isolation.sharing import STANDARD
 from localtensor.threads.isolation.watch import ON_SIGHT, Watch
 
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
@@ -35,6 +36,7 @@ _ENTERED += (logging.StreamHandler, logging.FileHandler, logging.NullHandler, Us
 _CACHE: Any = type(functools.lru_cache(int))
 MOST_CELLS = 200_000
 _UNTOUCHED = ("sys", "_frozen_importlib", "_frozen_importlib_external")  # slots, and imports.py
+_OF_THREADS = ("threading", "_weakrefset", "weakref", "concurrent.futures.thread")  # what they keep is of all threads
 PATCHED = ("torch.distributed", "torch.nn", "torch.optim")  # shared modules whose functions programs replace
 
 
@@ -97,7 +99,7 @@ class Reach:
         if name in SHARED:  # programs patch such things, too
             if name not in _UNTOUCHED:
                 found.append(Namespace(owner, space, self._rule))
-            return []
+            return _registries(name, owner, space) if SHARED.reason(name.partition(".")[0]) == STANDARD else []
         self._substitute(owner, space)
         found.append(Namespace(owner, space, self._rule))
         around = [owner.__mro__, sys.modules.get(name)] if isinstance(owner, type) else []
@@ -154,6 +156,21 @@ def _module_of(value: object) -> str:
     """The full name of the module that a class or an object belongs to, or of a module; empty if it names none."""
     name = getattr(value, "__name__", "") if isinstance(value, ModuleType) else getattr(value, "__module__", "")
     return name if isinstance(name, str) else ""
+
+
+def _registries(name: str, owner: Any, space: dict[str, Any]) -> list[Any]:
+    """Of a module or class of the standard library: its classes, and the tables in which programs register."""
+    values = list(space.values()) if name not in _OF_THREADS else []
+    found = [value for value in values if type(value) in _DICTS and value and all(map(_is_entry, value.values()))]
+    if isinstance(owner, ModuleType):
+        classes = [kind for kind in values if issubclass(type(kind), type)]
+        found += [kind for kind in classes if _module_of(kind).partition(".")[0] == name.partition(".")[0]]
+    return found
+
+
+def _is_entry(value: object) -> bool:
+    """Whether a table of functions, classes and names may hold this."""
+    return type(value) in (FunctionType, BuiltinFunctionType, str) or issubclass(type(value), type)
 
 
 def _contents(cell: Any) -> Any:

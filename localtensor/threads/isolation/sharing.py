@@ -24,6 +24,7 @@ class SharedRoots:
         self._reasons: dict[str, str] = {}  # of a root; empty for one that is a rank's own
         self._shared: dict[str, bool] = {}  # of a module's full name
         self._required: dict[str, str] | None = None
+        self._observed: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         known = self._shared.get(name)
@@ -37,10 +38,22 @@ class SharedRoots:
             self._reasons[root] = self._by_rule(root)
         return self._reasons[root]
 
-    def observed(self, root: str, reason: str) -> None:
-        """From now on the root is shared."""
-        self._reasons[root] = reason
+    def observed(self, root: str, reason: str) -> list[str]:
+        """From now on the root is shared, and what it requires that has nothing to do with torch; returns all of these.
+
+        Its objects lead to those of what it requires, which pickle finds by name only if there is one copy.  A package that
+        requires torch may keep its rank, and stays each rank's own.
+        """
+        new = [root, *(other for other in _required_without(root, "torch") if not self.reason(other))]
+        for name in new:
+            self._reasons[name] = reason if name == root else f"required by {root}, which is shared"
+        self._observed.update(new)
         self._shared.clear()
+        return new
+
+    def is_observed(self, root: str) -> bool:
+        """Whether the root is shared because of what it did."""
+        return root in self._observed
 
     def seen(self) -> dict[str, str]:
         """The roots that were shared because of what they did, with the reasons."""
@@ -74,6 +87,16 @@ def _required_roots(seeds: tuple[str, ...]) -> dict[str, str]:
                 found.setdefault(root, seed)
             pending += required
     return found
+
+
+def _required_without(root: str, without: str) -> list[str]:
+    """The root modules of what the distribution of this name requires, but for distributions that require `without`."""
+    required, found = _contents(root)[1], list[str]()
+    for distribution in dict.fromkeys(required):
+        roots = _required_roots((distribution,))
+        if without not in roots:
+            found += roots
+    return list(dict.fromkeys(found))
 
 
 def _contents(distribution: str) -> tuple[list[str], list[str]]:

@@ -176,11 +176,13 @@ def config_of(given, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("replicate", "shard", "tp", "cp", "pp"):
-        parser.add_argument(f"--{name}", type=int, default=1, help="ranks along this axis")
+        parser.add_argument(f"--{name}", type=int, default=1, help="ranks along this axis; --shard 0 is what is left")
     parser.add_argument("--backend", default="spmd_types", choices=["spmd_types", "full_dtensor", "partial_dtensor"])
     parser.add_argument("--typecheck", action="store_true", help="check the types of all tensors (spmd_types)")
     parser.add_argument("--steps", type=int, default=2)
     given = parser.parse_args()
+    others = given.replicate * given.tp * given.cp * given.pp
+    given.shard = given.shard or int(os.environ["WORLD_SIZE"]) // others
     os.environ.setdefault("LOCAL_RANK", "0")
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(config_of(given, folder))
@@ -190,6 +192,10 @@ def main():
                     module.set_force_sum_reduction_for_comms(True)
         try:
             trainer.train()
+            if kept := os.environ.get("ECOSYSTEM_KEEP"):  # tests/tools/ecosystem
+                found = {name: value for part in trainer.model_parts for name, value in part.state_dict().items()}
+                found = {name: getattr(value, "to_local", lambda: value)().detach() for name, value in found.items()}  # noqa: B023
+                torch.save(found, f"{kept}/rank{os.environ['RANK']}.pt")
         finally:
             trainer.close()
 

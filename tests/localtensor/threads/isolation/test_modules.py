@@ -1,6 +1,7 @@
 """Each rank's own modules: what an import, pickle, a reload and a helper thread of a rank find."""
 
 import importlib
+import logging
 import pickle
 import sys
 import threading
@@ -206,6 +207,94 @@ def test_a_package_that_registers_operators_is_shared(write):
     assert "lt_ops.kernels registers operators of 'lt_test_ops'" in modules.SHARED.seen()["lt_ops"]
 
 
+def test_a_package_that_defines_custom_ops_is_each_ranks_own(write):
+    text = "import torch\n@torch.library.custom_op('lt_custom_ops::twice', mutates_args=())\n"
+    text += "def twice(x: torch.Tensor) -> torch.Tensor:\n    return 2 * x\n"
+    text += "torch.library.register_fake('lt_custom_ops::twice', lambda x: torch.empty_like(x))\n"
+    write(lt_custom=text + CACHES_ITS_RANK)
+
+    def body():
+        import lt_custom
+
+        dist.barrier()
+        x = torch.ones(1)
+        return lt_custom.twice(x).item(), torch.ops.lt_custom_ops.twice(x).item(), lt_custom.RANK
+
+    assert on_ranks(body) == ((2, 2, 0), (2, 2, 1))
+    assert "lt_custom" not in modules.SHARED.seen()
+
+
+def test_who_imports_a_package_that_registers_operators_is_not_shared(write):
+    text = "import torch\nfor name in ('one', 'two', 'three'):\n"
+    text += "    torch.library.Library('lt_' + name + '_test_ops', 'DEF').define('f(Tensor x) -> Tensor')\n"
+    write(lt_several=text, lt_user=f"import lt_several\n{CACHES_ITS_RANK}")
+
+    def body():
+        import lt_user
+
+        return lt_user.RANK
+
+    assert on_ranks(body) == (0, 1)
+    assert set(modules.SHARED.seen()) == {"lt_several"}
+
+
+def test_what_a_package_had_patched_before_it_became_shared_is_there_for_all(write):
+    text = "import logging\nimport torch\nlogging.getLogger('lt.first')\ndef lt_shout(self):\n    return 'loud'\nlogging.Logger.lt_shout = lt_shout\n"
+    text += "import torch.distributed as dist\ndist.barrier()\ntorch.library.Library('lt_shout_ops', 'DEF')\n"
+    write(lt_patches=text)
+
+    def body():
+        if dist.get_rank():
+            dist.barrier()  # the one in the module that the first rank imports
+            dist.barrier()
+        import lt_patches
+
+        if not dist.get_rank():
+            dist.barrier()
+        return logging.getLogger("lt.patches").lt_shout(), lt_patches
+
+    first, second = on_ranks(body)
+    assert first == second and first[0] == "loud"
+    del logging.Logger.lt_shout
+
+
+def test_what_a_shared_package_requires_is_shared_unless_it_requires_torch(write, tmp_path):
+    text = "import lt_pickles, lt_ranked\nimport torch\ntorch.library.Library('lt_requires_ops', 'DEF')\n"
+    write(lt_registers=text, lt_pickles=CACHES_ITS_RANK.replace("dist.get_rank()", "None"), lt_ranked=CACHES_ITS_RANK)
+    for name, required in (("registers", ("lt-pickles", "lt-ranked")), ("pickles", ()), ("ranked", ("torch>=2",))):
+        folder = tmp_path / f"lt_{name}-1.0.dist-info"
+        folder.mkdir()
+        lines = [f"Name: lt-{name}", "Version: 1.0", *(f"Requires-Dist: {one}" for one in required)]
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\n" + "\n".join(lines) + "\n")
+
+    def body():
+        import lt_ranked
+        import lt_registers
+
+        return lt_ranked.RANK, pickle.loads(
+            pickle.dumps(lt_registers.lt_pickles.Config)
+        ) is lt_registers.lt_pickles.Config
+
+    assert on_ranks(body) == ((0, True), (1, True))
+    assert modules.SHARED.seen()["lt_pickles"] == "required by lt_registers, which is shared"
+
+
+def test_a_registration_that_a_shared_module_has_caused_is_found(write):
+    text = "import lt_registry\nif lt_registry.names:\n    raise KeyError('type lt is already defined')\nlt_registry.names.append(1)\n"
+    write(lt_registry="names = []\n", lt_types=text, lt_shared="import lt_types\n")
+    modules.SHARED.observed("lt_registry", "stands for a registry in C")
+    modules.SHARED.observed("lt_shared", "for this test")
+
+    def body():
+        import lt_shared
+        import lt_types
+
+        return lt_types, lt_shared.lt_types
+
+    first, second = on_ranks(body)
+    assert first == second and first[0] is first[1]
+
+
 def test_a_package_whose_second_import_says_already_registered_is_shared(write):
     text = "import lt_registry\nif lt_registry.names:\n    raise KeyError('type lt is already defined')\nlt_registry.names.append(1)\n"
     write(lt_registry="names = []\n", lt_types__package="from lt_types import inner\nDONE = 1\n", lt_types__inner=text)
@@ -258,7 +347,9 @@ def extension(write, monkeypatch):
     monkeypatch.setattr(ExtensionFileLoader, "exec_module", lambda loader, module: None)
     monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
     write(lt_ext__package="from lt_ext import _native, base\n", lt_ext__base="class Base:\n    pass\n")
-    return loads, during
+    yield loads, during
+    for name in [name for name in sys.modules if name.startswith("lt_ext")]:
+        del sys.modules[name]
 
 
 def import_lt_ext():
@@ -272,6 +363,22 @@ def test_an_extension_is_loaded_once_and_its_package_is_each_ranks_own(extension
     (one, value), (two, same) = on_ranks(import_lt_ext)
     assert loads == ["lt_ext._native"]
     assert one is not two and value is same
+
+
+def test_an_extension_that_a_shared_module_has_imported_is_not_loaded_again(extension, write):
+    loads, during = extension
+    during.append(lambda: sys.modules.__setitem__("lt_ext._native.part", ModuleType("lt_ext._native.part")))
+    write(lt_shared="import lt_ext._native\n")
+    modules.SHARED.observed("lt_shared", "for this test")
+
+    def body():
+        import lt_shared
+
+        own, value = import_lt_ext()
+        return value is lt_shared.lt_ext._native.value, own is lt_shared.lt_ext, "lt_ext._native.part" in sys.modules
+
+    assert on_ranks(body) == ((True, False, True),) * 2
+    assert loads == ["lt_ext._native"]
 
 
 def test_a_package_whose_extension_takes_its_python_objects_is_shared(extension):

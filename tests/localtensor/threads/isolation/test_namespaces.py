@@ -1,7 +1,10 @@
 """What ranks write to the globals and classes of modules that they share, beside what tests/.../state_probe.py looks at."""
 
 import contextlib
+import json
 import logging
+import mimetypes
+import pickle
 import sys
 import time
 import types
@@ -16,9 +19,11 @@ from torch import nn
 from torch.distributed import distributed_c10d as c10d
 
 import localtensor as lt
+from localtensor.concurrency.schedule import round_robin
 from localtensor.threads.isolation import isolate, watch
 from localtensor.threads.isolation.namespaces import Contents, Namespace, RankNamespaces
 from localtensor.threads.isolation.watch import Watch
+from localtensor.threads.run import run_in_threads
 
 VALUE, RANK = 0, None
 KEPT: list = []
@@ -209,3 +214,38 @@ def test_a_hand_over_that_changes_nothing_writes_nothing():
         for rank in (0, 1, 0, None):
             track.turn(rank)
     assert space == {"name": 1}
+
+
+def test_what_a_rank_registers_in_a_table_of_the_standard_library_is_its_own():
+    def body():
+        rank = dist.get_rank()
+        name = f"lt_kind_{rank}"
+        pickle._Pickler.dispatch[type(name, (), {})] = write_and_read
+        kept = len(pickle._Pickler.dispatch), len(mimetypes.types_map)
+        mimetypes.types_map[f".{name}"] = name
+        json.JSONEncoder.lt_rank = rank
+        dist.barrier()
+        assert f".lt_kind_{1 - rank}" not in mimetypes.types_map and json.JSONEncoder.lt_rank == rank
+        return kept, (len(pickle._Pickler.dispatch), len(mimetypes.types_map))
+
+    before = len(pickle._Pickler.dispatch), len(mimetypes.types_map)
+    expected = (before[0] + 1, before[1]), (before[0] + 1, before[1] + 1)
+    assert (
+        run_in_threads(lambda rank: body(), 2, round_robin(), 0, 60.0, fresh=True, roots=(body,)).values
+        == (expected,) * 2
+    )
+    assert (len(pickle._Pickler.dispatch), len(mimetypes.types_map)) == before
+    assert not hasattr(json.JSONEncoder, "lt_rank")
+
+
+def test_a_class_with_a_descriptor_for_code_may_replace_a_name_of_a_module():
+    def body():
+        json.lt_kind = types.FunctionType
+        dist.barrier()
+        return json.lt_kind is types.FunctionType
+
+    assert run_in_threads(lambda rank: body(), 2, round_robin(), 0, 60.0, fresh=True, roots=(body,)).values == (
+        True,
+        True,
+    )
+    assert not hasattr(json, "lt_kind")
