@@ -31,7 +31,7 @@ from localtensor.lockstep.comms import c10d_kernels, collectives
 from localtensor.lockstep.comms.collectives import StackedValue, check_arguments, stacked_value
 from localtensor.lockstep.comms.process_groups import resolve_group
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily
-from localtensor.lockstep.dispatch.dispatcher import check_write, dtype_and_shape, plain_dispatch
+from localtensor.lockstep.dispatch.dispatcher import dtype_and_shape, plain_dispatch
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.storage import overwrite
 
@@ -158,7 +158,7 @@ def run_collective(mode: Mode, name: str, group: Any, arguments: Sequence[Any], 
     for x in flat_tensors(brought.reads) if mode.in_flight else ():
         mode.check_read(x, meant.kind)
     for buffer in brought.writes:
-        check_write(mode, buffer, meant.kind)
+        mode.check_not_in_flight(buffer, meant.kind)
     with plain_dispatch():
         for buffer, value in zip(brought.writes, c10d_kernels.run_kernel(mode, meant, brought, family), strict=True):
             write_result(mode, buffer, value, meant.kind, brought, family)
@@ -187,6 +187,8 @@ def write_result(
             _check_fits(old, value, kind, brought, family)
             value = collectives.select([value, old], np.where(has, np.where(gets, 0, 1), -1))
     _check_fits(old, value, kind, brought, family)
+    if mode.joined and not _is_same(old, value):
+        mode.joined.check_write(buffer, kind)
     if isinstance(buffer, LocalTensor):
         outside = buffer._memory is not None and buffer._memory.outside
         if not outside or value.held.rows * buffer._partition.rows == 1:
@@ -196,6 +198,12 @@ def write_result(
         buffer.detach().copy_(value.cells[0].reshape(buffer.shape))
         return
     raise OutsideWrite(kind, origin(sys._getframe(2)).place, dtype_and_shape(buffer))
+
+
+def _is_same(old: StackedValue, value: StackedValue) -> bool:
+    """Whether a collective leaves a buffer as it was, as a broadcast of what all ranks have."""
+    rows = {(mine, new): rank for rank, (mine, new) in enumerate(zip(old.held.row_of, value.held.row_of)) if new >= 0}
+    return all(torch.equal(old.on(rank).flatten(), value.on(rank).flatten()) for rank in rows.values())
 
 
 def _check_fits(old: StackedValue, value: StackedValue, kind: str, brought: CallArguments, family: GroupFamily) -> None:
@@ -271,7 +279,7 @@ def _functional_values(
     for x in sources if mode.in_flight else ():
         mode.check_read(x, base)
     for target in targets:
-        check_write(mode, target, base)
+        mode.check_not_in_flight(target, base)
     with plain_dispatch():
         values = [_FUNCTIONAL[base](stacked_value(mode, x), group.family, *rest) for x in sources]
         for target, value in zip(targets, values):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed._functional_collectives as functional
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Placement, Shard, _StridedShard
 
@@ -28,6 +29,7 @@ from localtensor.lockstep.values.partition import NOWHERE, Array, partition
 from localtensor.lockstep.values.rank_int import Int, is_rank_int, rank_int, rank_values
 from localtensor.lockstep.values.stacks import merge_alike
 
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 Cut = tuple[int, int]
 AnyShard = Shard | _StridedShard
 
@@ -124,9 +126,11 @@ def own_chunk(mode: Mode, x: Tensor, dim: int, chunks: int, index: Array, *, kee
     compiled graph are not all of one size.
     """
     recorded = mode.tracing is not None and mode.tracing.depth == 0 and mode.tracing.records()
-    if not recorded and not has_no_values(x):
+    shown = isinstance(x, FakeTensor) and torch._C._get_dispatch_mode(_FAKE) is None  # of a graph that is there already
+    if not recorded and (shown or not has_no_values(x)):
+        value = StackedValue((x.detach(),), mode.everyone) if shown else stacked_value(mode, x)
         with plain_dispatch():
-            return wrap(*take_chunk(stacked_value(mode, x), dim, chunks, index, keep_order=keep_order), mode)
+            return wrap(*take_chunk(value, dim, chunks, index, keep_order=keep_order), mode)
     if has_no_values(x) and (x.shape[dim] % chunks or min(index) < 0):
         problem = f"{chunks} ranks cut it, and not all of them take a chunk of one size"
         raise NotTraceable(

@@ -27,6 +27,9 @@ class JoinedTensors:
         self._joined: list[tuple[weakref.ref[Any], Keys]] = []
         self._narrowed: list[tuple[weakref.ref[Any], Keys]] = []  # what one of the kinds of rank has of another tensor
 
+    def __bool__(self) -> bool:
+        return bool(self._joined)
+
     def narrowed(self, copy: Tensor, whole: Tensor) -> None:
         """`copy` has the values of some ranks of another tensor."""
         self._narrowed = self._with(self._narrowed, copy, [whole])

@@ -25,6 +25,7 @@ from localtensor.errors import NotTraceable
 from localtensor.lockstep.comms.collectives import stacked_value
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.lockstep.patches import kernels
+from localtensor.lockstep.patches.shard_offsets import own_chunk
 from localtensor.lockstep.values import partition
 from localtensor.lockstep.values.local_tensor import wrap
 from strategies import overlay_dtensor
@@ -597,3 +598,9 @@ def test_a_mode_does_not_import_inductor_while_nothing_is_compiled():
     )
     done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_fake_tensor_of_a_graph_that_is_there_is_cut_for_each_rank():
+    with LocalTensorMode(4) as mode:
+        x = FakeTensorMode().from_tensor(torch.empty(18, 12))
+        assert own_chunk(mode, x, 0, 4, np.arange(4), keep_order=False).shape[0].node.values.tolist() == [5, 5, 5, 3]

@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.distributed as dist
 
 import localtensor as lt
 from localtensor.errors import NotInLockstep
@@ -47,3 +48,17 @@ def test_a_tensor_from_outside_is_known_by_its_storage():
         joined.joined(copy, [outside])
         with pytest.raises(NotInLockstep):
             joined.check_write(outside.view(1, 2), "add_")
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_a_collective_that_changes_nothing_is_no_write(differs):
+    with lt.LocalTensorMode(4):
+        rank = dist.get_rank()
+        whole = torch.arange(8.0) + (rank if differs else 0)
+        mine = whole.chunk(4)[rank]
+        if differs:
+            with pytest.raises(NotInLockstep, match="broadcast on some ranks"):
+                dist.broadcast(whole, 0)
+        else:
+            dist.broadcast(whole, 0)
+        assert mine.on(3).tolist() == ([9.0, 10.0] if differs else [6.0, 7.0])
