@@ -228,12 +228,12 @@ def _settle(future: object) -> None:
 def _without_compiling() -> Iterator[None]:
     """Compiled functions run eagerly.  torch's compiler is not imported for that, because it takes a second."""
     with ExitStack() as stack:
-        forced = False
 
         def force() -> None:
-            nonlocal forced
-            if not forced:
-                forced = True
+            """For the rank that runs: where ranks are isolated, what torch's compiler keeps in a global is each rank's own."""
+            from torch._dynamo import eval_frame  # lazy: it takes a second
+
+            if eval_frame._stance.stance != "force_eager":
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
 
         def compiling(original: Callable[..., Any], *args: object, **kwargs: object) -> object:

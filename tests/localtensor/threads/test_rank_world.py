@@ -138,6 +138,30 @@ def test_a_function_that_was_compiled_before_the_run_runs_eagerly_in_it():
     assert compiled(torch.zeros(1)).item() == 1.0 and compilers == [False]
 
 
+COMPILES = """
+import torch
+import torch._dynamo
+import torch.distributed as dist
+dist.init_process_group("gloo")
+made = []
+def backend(graph, inputs):
+    made.append(graph)
+    return graph.forward
+for _ in range(2):
+    assert torch.compile(lambda x: x + 1, fullgraph=True, backend=backend)(torch.zeros(1)).item() == 1.0
+    dist.barrier()
+raise SystemExit(len(made))
+"""
+
+
+@pytest.mark.slow
+def test_a_compiler_that_a_rank_has_imported_itself_is_off_on_each_rank(tmp_path):
+    (tmp_path / "compiles.py").write_text(COMPILES)
+    command = [sys.executable, "-m", "localtensor", "run", "-n", "2", "compiles.py"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.slow
 def test_a_run_that_compiles_nothing_does_not_import_the_compiler():
     look = "import sys, localtensor as lt; lt.run(int, ranks=2); sys.exit('torch._dynamo' in sys.modules)"

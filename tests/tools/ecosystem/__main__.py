@@ -65,7 +65,7 @@ def main() -> None:
     if not chosen:
         parser.error(f"{given.names[0]!r} is in no name; names: {', '.join(map(str, (*NAMED, *OTHERS)))}")
     python = given.python or python_of(given.folder)
-    print(f"| program | ranks | exit codes | values | {'beside torchrun'} | torchrun, s | threads, s |")
+    print("| program | ranks | exit codes | values | beside torchrun | torchrun, s | threads, s |")
     print("|---|---|---|---|---|---|---|", flush=True)
     equal = total = 0
     for program in chosen:

@@ -12,7 +12,7 @@ TORCH = "torch==2.13.0"
 LIBRARIES = (
     ("accelerate", "transformers", "lightning", "torchmetrics", "torchao", "megatron-core", "datasets", "wandb"),
     ("peft", "trl", "sentence-transformers", "pytorch-ignite", "hydra-core", "tensorboard", "schedulefree"),
-    ("torchtitan", "torchdata", "fairscale", "pytorch-metric-learning", "deepspeed"),
+    ("torchtitan", "triton", "torchdata", "fairscale", "pytorch-metric-learning", "deepspeed"),
 )
 """What is installed, in this order; the last ones are built from source against what is there already."""
 OURS = ("expecttest", "hypothesis", "jinja2", "pytest", "rich", "setuptools<82", "typer", "wheel")
