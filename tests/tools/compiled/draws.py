@@ -240,7 +240,7 @@ def drawn(family: str, number: int, examples: int) -> Found:
 
     @seed(number)
     @settings(max_examples=examples, database=None, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(program=programs())
+    @given(program=programs(wide=True))
     def law(program: Any) -> None:
         torch.compiler.reset()
         found.counts["programs"] += 1

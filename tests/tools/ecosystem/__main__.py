@@ -2,7 +2,7 @@
 
 It makes one environment with the libraries once (`--folder`, 5 GB), runs each program by torchrun and by `localtensor run` on 2
 and 4 ranks, compares what every rank saves (losses, metrics, parameters) to the last bit, and prints a line for each.
-Programs in `named/` are those that the project promises; those in `others/` were written without a look at how ranks are isolated.
+Programs in `named/` are those that the project promises; those in `others/` are of libraries that it does not name.
 """
 
 import argparse

@@ -185,7 +185,7 @@ def signals(rank):
 
 
 def in_folder(rank):
-    folder = Path(tempfile.gettempdir()) / f"lt-probe-{rank}"
+    folder = Path(tempfile.gettempdir()) / f"lt-probe-{os.getpid()}-{rank}"  # other tests run at the same time
     folder.mkdir(exist_ok=True)
     os.chdir(folder)
 
@@ -265,7 +265,7 @@ ITEMS = {
     "sys.path": (lambda r: sys.path.append(f"/{r}"), lambda: [f"/{k}" in sys.path for k in (0, 1)]),
     "sys.argv": (lambda r: sys.argv.append(f"--{r}"), lambda: sys.argv[-1]),
     "sys.modules": (lambda r: sys.modules.update({f"lt_{r}": sys}), lambda: [f"lt_{k}" in sys.modules for k in (0, 1)]),
-    "working directory": (in_folder, lambda: os.path.basename(os.getcwd())),
+    "working directory": (in_folder, lambda: os.path.basename(os.getcwd())[-1:]),
     "umask": (call_umask, umask),
     "environment": (set_env, lambda: os.environ["LT_PROBE"]),
     "recursion limit": (lambda r: sys.setrecursionlimit(3000 + r), sys.getrecursionlimit),
