@@ -81,7 +81,9 @@ class Memory:
             size, kind, module = held
             if self._at_peak and size:
                 self._peak, self._at_peak = self.peak, False
-            self._add(-size, kind, module)
+            self.now -= size
+            self.by_kind[kind] -= size
+            self.by_module[module] -= size
 
     def relabel(self, key: int, kind: str) -> None:
         """From now on the bytes are of this kind, unless they are of one that a tensor keeps."""

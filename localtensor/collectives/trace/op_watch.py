@@ -34,6 +34,7 @@ from localtensor.layout.spec import shape_text
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _get_mode = torch._C._get_dispatch_mode
 _PLAIN = frozenset({Tensor, nn.Parameter})
+_STRIDED = torch.strided
 DETACH = torch.ops.aten.detach.default
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
 Op = torch._ops.OpOverload
@@ -120,7 +121,7 @@ class OpWatch(TorchDispatchMode):
             _known.clear()
             _handlers_known[0] = len(_handlers)
         self._storages: dict[int, _Alive] = {}  # those that are alive
-        self._forget = self._freed
+        self._forget, self._drop = self._freed, lane.memory.drop
         self._passes_on = False  # the op of a DTensor that comes next is the one that was just seen
         self.moved: dict[
             int, Tensor
@@ -137,7 +138,7 @@ class OpWatch(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         for kind in types:
             if kind not in _PLAIN:
-                if not issubclass(kind, DTensor):
+                if kind is not DTensor and not issubclass(kind, DTensor):
                     return NotImplemented
                 if self._passes_on:
                     self._passes_on = False
@@ -242,19 +243,20 @@ class OpWatch(TorchDispatchMode):
     def see(self, x: Tensor) -> None:
         """Holds the storage of a tensor from now on, until it is freed."""
         local = x if type(x) is Tensor else local_of(x)
-        if local is None or local.layout is not torch.strided:
+        if local is None or local.layout is not _STRIDED:
             return
         storage = local.untyped_storage()
-        key, lane = storage._cdata, self._lane
-        if key in self._storages:
-            return
-        lane.memory.hold(key, storage.nbytes(), lane.makes, lane.module)
-        alive = self._storages[key] = _Alive(storage, self._forget)
-        alive.key = key
+        key, storages = storage._cdata, self._storages
+        if key not in storages:
+            lane = self._lane
+            lane.memory.hold(key, storage.nbytes(), lane.makes, lane.module)
+            alive = storages[key] = _Alive(storage, self._forget)
+            alive.key = key
 
     def _freed(self, alive: Any) -> None:
-        self._storages.pop(alive.key, None)
-        self._lane.memory.drop(alive.key)
+        key = alive.key
+        self._storages.pop(key, None)
+        self._drop(key)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage has another size now, as FSDP gives its unsharded parameters."""

@@ -139,9 +139,10 @@ class Recorder(RunObserver):
         event = lane.moment(events.CALL, part.kind, part.place, part)
         event.bytes = part.bytes
         self._calls[part] = self._by_part[part] = event
-        moved = lane.inside(*events.REDISTRIBUTIONS)
-        if moved is not None:
-            moved.bytes += event.bytes
+        if lane.stack:
+            moved = lane.inside(*events.REDISTRIBUTIONS)
+            if moved is not None:
+                moved.bytes += event.bytes
         if part.inputs is not None and self._watched.ops is not None:
             for x in flat_tensors(part.inputs):
                 self._watched.ops.label(x, BUFFERS)
