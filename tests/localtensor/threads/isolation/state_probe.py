@@ -268,7 +268,7 @@ ITEMS = {
     "working directory": (in_folder, lambda: os.path.basename(os.getcwd())[-1:]),
     "umask": (call_umask, umask),
     "environment": (set_env, lambda: os.environ["LT_PROBE"]),
-    "recursion limit": (lambda r: sys.setrecursionlimit(3000 + r), sys.getrecursionlimit),
+    "recursion limit": (lambda r: sys.setrecursionlimit(3000 + r), lambda: sys.getrecursionlimit()),  # noqa: PLW0108  # ranks have their own
     "switch interval": (lambda r: sys.setswitchinterval(0.01 + r), lambda: round(sys.getswitchinterval(), 2)),
     "excepthook": (lambda r: setattr(sys, "excepthook", r), lambda: sys.excepthook),
     "threading.excepthook": (lambda r: setattr(threading, "excepthook", r), lambda: threading.excepthook),
