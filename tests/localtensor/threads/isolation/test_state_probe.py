@@ -1,10 +1,12 @@
 """The state of a process that a program may change: rank threads are as separate as processes, and nothing is left."""
 
 import random
+import sys
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 import localtensor as lt
 from tests.localtensor.threads.isolation import state_probe
@@ -52,3 +54,14 @@ def test_nothing_is_left_after_a_run(threads):
         n: before[n] for n in before if n not in drawn
     }
     assert again == threads
+
+
+def own_recursion_limit():
+    sys.setrecursionlimit(3000 + dist.get_rank())
+    for _ in range(5):
+        dist.barrier()
+    return sys.getrecursionlimit()
+
+
+def test_a_ranks_recursion_limit_stays_as_it_was_set():
+    assert lt.run(own_recursion_limit, ranks=2).values == (3000, 3001)
