@@ -118,6 +118,7 @@ def changed(graphs, change, ranks):
     for rank in ranks:
         change(copies[rank])
         copies[rank].graph.lint()
+        copies[rank].recompile()
     return copies
 
 
@@ -454,3 +455,44 @@ def test_a_mismatch_names_the_lines_of_the_program_where_the_graph_has_them():
     with pytest.raises(errors.ReduceOpMismatch, match=r"at test_graph_check.py:\d+ in forward") as caught:
         lt.check_graphs(graphs, groups=WORLD)
     assert len(caught.value.places) == 1
+
+
+def runs_as(graphs, *inputs):
+    """The class of the error with which the graphs run on rank threads; None if they run."""
+
+    def program():
+        if dist.get_world_size() == 4:
+            init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        return graphs[dist.get_rank()](*(one.clone() for one in inputs))
+
+    try:
+        lt.run(program, ranks=len(graphs), leftovers="ignore")
+    except errors.LocalTensorError as error:
+        return type(error)
+    return None
+
+
+def checked_as(graphs, groups):
+    try:
+        lt.check_graphs(graphs, groups=groups)
+    except errors.LocalTensorError as error:
+        return type(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("change", "ranks", "error"),
+    [
+        (swap_first_two_with_waits, [0, 3], errors.Deadlock),
+        (swap_first_two_with_waits, [0, 1, 2, 3], None),
+        (both(wait_late, swap_first_two), [0], None),
+        (other_argument(1, "min"), [1], errors.ReduceOpMismatch),
+        (drop_call(0), [2], errors.EarlyReturn),
+        (drop_call(1), [2], errors.EarlyReturn),
+        (make_in_place, [1], None),
+    ],
+)
+def test_the_check_ends_as_the_graphs_do_on_rank_threads(axes_graphs, change, ranks, error):
+    graphs, groups = axes_graphs
+    graphs = changed(graphs, change, ranks)
+    assert (checked_as(graphs, groups), runs_as(graphs, torch.ones(4))) == (error, error)
