@@ -209,7 +209,7 @@ def test_reorderings_that_keep_each_group_in_order_pass(fsdp_graphs, change, ran
     ("change", "ranks"),
     [
         (swap_first_two, [0, 1, 2, 3]),
-        (swap_first_two, [0]),  # both are on the way before one is waited for
+        (swap_first_two, [0, 3]),  # both are on the way before one is waited for
         (swap_first_two_with_waits, [0, 1, 2, 3]),
         (make_in_place, [2]),
     ],
@@ -485,7 +485,7 @@ def checked_as(graphs, groups):
     [
         (swap_first_two_with_waits, [0, 3], errors.Deadlock),
         (swap_first_two_with_waits, [0, 1, 2, 3], None),
-        (both(wait_late, swap_first_two), [0], None),
+        (both(wait_late, swap_first_two), [0, 3], None),
         (other_argument(1, "min"), [1], errors.ReduceOpMismatch),
         (drop_call(0), [2], errors.EarlyReturn),
         (drop_call(1), [2], errors.EarlyReturn),

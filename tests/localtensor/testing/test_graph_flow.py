@@ -62,6 +62,10 @@ def other_item(b, call):
     call(aten.exp.default, items[1])
 
 
+def result_written(b, call):
+    call(aten.zero_.default, call(ops.all_reduce.default, b.x, "sum", "0"))
+
+
 def list_written(b, call):
     call(ops.all_reduce.default, b.y, "sum", "0")
     call(aten._foreach_add_.Scalar, [b.x, b.y], 1)
@@ -87,6 +91,7 @@ def second_in_place(b, call):
         (view_of_a_result, (aten.sin.default, False)),
         (chunk_of_a_result, (aten.cos.default, False)),
         (other_item, (aten.exp.default, False)),
+        (result_written, (aten.zero_.default, True)),
         (list_written, (aten._foreach_add_.Scalar, True)),
         (out_read, (aten.tan.default, False)),
         (python_read, (operator.add, False)),
