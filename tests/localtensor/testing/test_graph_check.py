@@ -423,6 +423,15 @@ def test_what_cannot_be_followed_is_refused(megatron_graphs, graphs, options, te
         lt.check_graphs(graphs(megatron_graphs), **options)
 
 
+def test_a_refusal_word_for_word(megatron_graphs):
+    with pytest.raises(errors.NotCheckable) as caught:
+        lt.check_graphs(megatron_graphs)
+    assert str(caught.value) == (
+        "check_graphs: groups: group '0': there is no process group of this name now. "
+        "Pass groups={'0': [0, 1]} with its ranks, or check the graphs where the group is."
+    )
+
+
 def without_meta(graph):
     starts(graph)[0].args[0].meta.clear()
 
