@@ -145,7 +145,7 @@ class _Ranks:
         if not rendezvous.complete():
             return []
         calls = [rendezvous.parts[one].call() for one in part.group.ranks]
-        if any(not _fit(sender, receiver) for sender in calls for receiver in calls if sender.input_splits):
+        if not _splits_fit(calls):
             self._differ(errors.SplitMismatch(calls, part.group.recent_calls()))
         self._done.append(calls[0])
         part.group.close(rendezvous, lambda parts: [None] * len(parts))
@@ -219,13 +219,15 @@ class _Ranks:
         return self._groups.setdefault((name, members), Group(name, members))
 
 
-def _fit(sender: Call, receiver: Call) -> bool:
-    """Whether the receiver expects as many rows as the sender sends to it; True where a size is not known."""
-    if sender.input_splits is None or receiver.output_splits is None:
-        return True
-    here, there = sender.group.index(sender.rank), sender.group.index(receiver.rank)
-    sizes = len(sender.input_splits), len(receiver.output_splits)
-    return min(sizes) > max(here, there) and sender.input_splits[there] == receiver.output_splits[here]
+def _splits_fit(calls: Sequence[Call]) -> bool:
+    """Whether each rank expects as many rows as its peers send it, of calls in group order; sizes that are not known fit."""
+    for there, receiver in enumerate(calls):
+        room = receiver.output_splits
+        for here, sender in enumerate(calls if room is not None else ()):
+            sent = sender.input_splits
+            if sent is not None and room is not None and sent[there : there + 1] != room[here : here + 1]:
+                return False
+    return True
 
 
 def _with_lines(error: ProgramFault, nodes: Iterable[tuple[int, fx.Node]]) -> ProgramFault:
