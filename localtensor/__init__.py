@@ -4,6 +4,7 @@ run, LocalTensorMode        run a program on ranks: rank threads or real process
 all_reduce, ...             collectives on the tensors of that mode
 round_robin, replay, ...    schedules: which rank runs next
 Mesh, Spec, split, ...      layouts as arithmetic on shapes
+check_graphs, graph_cost    the collectives of the graphs that ranks compile
 testing                     helpers for tests: comparisons, Hypothesis strategies, checks of sharding rules
 plan, overlay_dtensor, ...  redistribution, and sharding rules inside the running DTensor: from the package `strategies`
 

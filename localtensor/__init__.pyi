@@ -43,6 +43,10 @@ from localtensor.runner.explore import explore_ranks as explore_ranks
 from localtensor.testing.compare.api import compare as compare
 from localtensor.testing.compare.api import compare_functions as compare_functions
 from localtensor.testing.compare.comparison import Comparison as Comparison
+from localtensor.testing.graph_check import check_graphs as check_graphs
+from localtensor.testing.graph_cost import GraphCost as GraphCost
+from localtensor.testing.graph_cost import graph_cost as graph_cost
+from localtensor.testing.graph_cost import print_graph_costs as print_graph_costs
 from localtensor.threads.faults import Faults as Faults
 from strategies import ops as rules
 from strategies import planner as planner

@@ -57,6 +57,7 @@ from localtensor.errors.programs import Diverged as Diverged
 from localtensor.errors.programs import EarlyReturn as EarlyReturn
 from localtensor.errors.programs import GroupsLeftOver as GroupsLeftOver
 from localtensor.errors.programs import MessagesLeftOver as MessagesLeftOver
+from localtensor.errors.programs import NotCheckable as NotCheckable
 from localtensor.errors.programs import NotComparable as NotComparable
 from localtensor.errors.programs import RankRaised as RankRaised
 from localtensor.errors.programs import RanksDisagree as RanksDisagree

@@ -297,3 +297,7 @@ class NotComparable(base.Refusal, call="compare", values="{what}"):
 
     def __init__(self, what: str, argument: str, remedy: str) -> None:
         super().__init__(argument, what, remedy)
+
+
+class NotCheckable(base.Refusal):
+    """A graph whose collectives cannot be followed: sends, a group that is not known, a node of unknown shape."""
