@@ -156,14 +156,10 @@ def put_precisions(want: tuple[Any, ...]) -> None:
             _C._set_fp32_precision_setter(backend, op, value)
 
 
-_get_recursion_limit, _set_recursion_limit = sys.getrecursionlimit, sys.setrecursionlimit
-"""As they are outside of a run, which replaces both: with one of each, the limit would grow at every change of ranks."""
-
-
 def _recursion_limit(limit: int) -> None:
     """Set it, unless the rank that hands over is deeper than that: the next one may then go deeper than it asked."""
     try:
-        _set_recursion_limit(limit)
+        sys.setrecursionlimit(limit)
     except RecursionError:
         return
 
@@ -173,7 +169,7 @@ def _collector(enabled: bool) -> None:
 
 
 _INTERPRETER = (
-    Flag(_get_recursion_limit, _recursion_limit),
+    Flag(lambda: sys.getrecursionlimit(), _recursion_limit),  # noqa: PLW0108  # a run replaces both
     Flag(sys.getswitchinterval, sys.setswitchinterval),
     Flag(gc.get_threshold, lambda three: gc.set_threshold(*three)),
     Flag(gc.isenabled, _collector),
