@@ -9,7 +9,7 @@ What the ranks must agree on is checked before anything moves.  Messages name a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -88,13 +88,14 @@ def check_message(kind: str, tensors: Sequence[Tensor], peer: int | None, tag: i
             raise errors.NotContiguous(kind, "tensor", tuple(x.shape), x.stride())
 
 
-def flat_tensors(reads: Reads) -> Iterator[Tensor]:
+def flat_tensors(reads: Reads) -> list[Tensor]:
     """The tensors in a tensor, a list, or a list of lists."""
     if isinstance(reads, Tensor):
-        yield reads
-    else:
-        for each in reads:
-            yield from flat_tensors(each)
+        return [reads]
+    found: list[Tensor] = []
+    for each in reads:
+        found += [each] if isinstance(each, Tensor) else flat_tensors(each)
+    return found
 
 
 def reduction_name(op: object) -> object:

@@ -80,7 +80,7 @@ class CollectiveOp:
     def read_call(self, arguments: Sequence[Any]) -> "tuple[CollectiveOp, CallArguments]":
         """The op that the calls of the peers must match, and what this call brings to it."""
         call = self.read(*arguments)
-        if self.kind == "all_reduce" and next(flat_tensors(call.reads)).layout == torch.sparse_coo:
+        if self.kind == "all_reduce" and flat_tensors(call.reads)[0].layout == torch.sparse_coo:
             return _SPARSE_ALL_REDUCE, call
         if self.single is None or len(call.reads) != 1:
             return self, call
@@ -97,7 +97,7 @@ def _one_or_all(tensors: Sequence[Tensor]) -> Any:
 
 def _of_all_tensors(parts: Sequence[Contribution], compute: Callable[[list[Tensor]], Sequence[Any]]) -> list[Any]:
     """The result of each rank; each of a rank's several tensors counts as that of one more rank."""
-    held = [list(flat_tensors(part.inputs)) for part in parts]
+    held = [flat_tensors(part.inputs) for part in parts]
     results = compute([x for mine in held for x in mine])
     firsts = itertools.accumulate((len(mine) for mine in held[:-1]), initial=0)
     return [results[first] for first in firsts]

@@ -1,4 +1,4 @@
-"""What a run on rank threads reports while it goes on, to what records it; without a recorder that costs a call."""
+"""What a run on rank threads reports while it goes on, to what records it."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -9,10 +9,12 @@ A send is a rendezvous, as in gloo (its unbound buffers): it completes when its 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from math import prod
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
+from torch.distributed.constants import default_pg_timeout
 
 from localtensor import errors
 from localtensor._util.events import Call, Place, place_at
@@ -21,6 +23,17 @@ from localtensor.layout.spec import shape_text
 K = TypeVar("K")
 Line: TypeAlias = tuple[str, int, str] | None
 Signature: TypeAlias = tuple[tuple[torch.dtype, torch.Size], ...]
+
+
+NO_LIMIT = default_pg_timeout  # torch passes it where the program has given no time limit
+
+
+class TimeLimit(NamedTuple):
+    """The time limit of one wait.  With `closes`, gloo closes the rank's connections when it passes."""
+
+    seconds: float
+    closes: bool = False
+    everyone: bool = False  # of a monitored barrier: names all ranks that are missing
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +74,14 @@ class Contribution:
     def elements(self) -> list[tuple[torch.dtype, int]]:
         """What the two ends of a message have in common: dtypes and numbers of elements; the shape is not sent."""
         return [(dtype, prod(shape)) for dtype, shape in self.tensors]
+
+    def time_limit(self, timeout: timedelta | None, *, everyone: bool = False) -> TimeLimit | None:
+        """The time limit of a wait: the caller's own, else the group's.  None is the default, and torch's unset timeouts."""
+        least = timedelta(0) if self.kind == "monitored_barrier" else timedelta(microseconds=1)
+        if timeout is not None and least <= timeout != NO_LIMIT:
+            return TimeLimit(timeout.total_seconds(), everyone=everyone)
+        seconds = self.group.timeouts.get(self.rank)
+        return None if seconds is None else TimeLimit(seconds, closes=True, everyone=everyone)
 
     def _texts(self) -> Iterator[str]:
         for i, (dtype, shape) in enumerate(self.tensors):
@@ -198,6 +219,13 @@ class Group:
     def axis(self) -> str | None:
         """The name of the mesh axis along which these ranks lie; None if no mesh has such an axis."""
         return self.axes.get(self.ranks)
+
+    def check_connected(self, part: Contribution) -> None:
+        """Raise `CollectiveTimeout` if an earlier timeout has closed the connections that this call needs."""
+        needed = self.ranks if part.peer is None else (part.rank, part.peer)
+        if self.cut_off.intersection(needed):
+            words = "Application timeout caused pair closure"
+            raise errors.CollectiveTimeout(part.call(), self.timeouts.get(part.rank, 0.0), words)
 
     def next_rendezvous(self, rank: int) -> Rendezvous:
         """The rendezvous to which this rank's next collective belongs."""

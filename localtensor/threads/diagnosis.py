@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from localtensor import errors
 from localtensor._util.events import Place, Raised, Wait
@@ -59,14 +59,6 @@ def stuck_error(
     return (
         errors.EarlyReturn(waits, {rank: last.get(rank) for rank in returned}) if returned else errors.Deadlock(waits)
     )
-
-
-class TimeLimit(NamedTuple):
-    """The time limit of one wait.  With `closes`, gloo closes the rank's connections when it passes."""
-
-    seconds: float
-    closes: bool = False
-    everyone: bool = False  # of a monitored barrier: names all ranks that are missing
 
 
 def timeout_words(part: Contribution, missing: Sequence[int], seconds: float, *, everyone: bool) -> str:

@@ -1,29 +1,72 @@
 """`ProcessGroupGloo(store, rank, size)`, made by the program without `new_group`; and the backend of a group's device."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from localtensor._util.patching import replaced, wrapped
+from localtensor._util.patching import replaced
 from localtensor.collectives.gloo_checks import check_like_gloo
 from localtensor.collectives.rendezvous import Group
 from localtensor.threads import rank_world
 
 _DIRECT = "localtensor/direct"  # keys of these groups in the store that the program gives
-_CALLS = {  # of the methods with lists of tensors: the kind, and whether it has a reduction, a root, a root tensor
-    "allreduce": ("all_reduce", ()),
-    "allreduce_coalesced": ("all_reduce_coalesced", ()),
-    "broadcast": ("broadcast", ("rootRank", "rootTensor")),
-    "reduce": ("reduce", ("reduceOp", "rootRank", "rootTensor")),
-    "allgather": ("all_gather", ()),
-    "allgather_coalesced": ("all_gather_coalesced", ()),
-    "gather": ("gather", ("rootRank",)),
-    "scatter": ("scatter", ("rootRank",)),
-}
+
+
+class DirectGroup(torch.distributed.ProcessGroup):
+    """A simulated group in the place of a `ProcessGroupGloo`.
+
+    gloo checks lists of tensors before torch dispatches by them, and torch cannot dispatch an empty one.  Each method has the
+    name and the `self` of torch's: pybind11 calls the C++ one where it is called from a frame of that name, and else this one.
+    """
+
+    def allreduce(self, *args: Any, **kwargs: Any) -> Any:
+        self._check("all_reduce", args)
+        return super().allreduce(*args, **kwargs)
+
+    def allreduce_coalesced(self, *args: Any, **kwargs: Any) -> Any:
+        self._check("all_reduce_coalesced", args)
+        return super().allreduce_coalesced(*args, **kwargs)
+
+    def broadcast(self, *args: Any, **kwargs: Any) -> Any:
+        self._check("broadcast", args, "rootRank", "rootTensor")
+        return super().broadcast(*args, **kwargs)
+
+    def reduce(self, *args: Any, **kwargs: Any) -> Any:
+        self._check("reduce", args, "reduceOp", "rootRank", "rootTensor")
+        return super().reduce(*args, **kwargs)
+
+    def allgather(self, *args: Any, **kwargs: Any) -> Any:
+        self._check("all_gather", args)
+        return super().allgather(*args, **kwargs)
+
+    def allgather_coalesced(self, *args: Any, **kwargs: Any) -> Any:
+        self._check("all_gather_coalesced", args)
+        return super().allgather_coalesced(*args, **kwargs)
+
+    def gather(self, *args: Any, **kwargs: Any) -> Any:
+        self._check("gather", args, "rootRank")
+        return super().gather(*args, **kwargs)
+
+    def scatter(self, *args: Any, **kwargs: Any) -> Any:
+        self._check("scatter", args, "rootRank")
+        return super().scatter(*args, **kwargs)
+
+    def _check(self, kind: str, args: Sequence[Any], *options: str) -> None:
+        lists = [arg for arg in args if isinstance(arg, list | tuple)]
+        given = [getattr(args[len(lists)], option, None) for option in options] if len(args) > len(lists) else []
+        if lists and len(given) == len(options):
+            check_like_gloo(kind, [*lists, *given], self.rank(), self.size())
+
+    @property
+    def options(self) -> Any:
+        return RankBackend(self, None, "gloo").options
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        RankBackend(self, None, "gloo").set_timeout(timeout)
 
 
 def _gloo_group(
@@ -50,7 +93,7 @@ def _gloo_group(
         store.set(f"{key}/{rank}", str(world.rank))
         members = tuple(int(store.get(f"{key}/{other}")) for other in range(size))
         name = store.get(f"{key}/name").decode()
-    group = torch.distributed.ProcessGroup(store, rank, size)
+    group = DirectGroup(rank, size)  # type: ignore[call-arg]  # the one that pybind11 lets a subclass have
     backend, custom = rank_world.c10d_cpp.FakeProcessGroup._create_internal(rank, size), group.BackendType.CUSTOM
     group._set_default_backend(custom)
     for device in rank_world.DEVICES:
@@ -62,25 +105,6 @@ def _gloo_group(
     limit = getattr(timeout, "_timeout", timeout)
     rank_world.set_time_limit(world, world.groups[group], limit)
     return group
-
-
-def _checked(name: str) -> Callable[..., object]:
-    """Around a method of groups: gloo checks first what torch, which dispatches by the tensors, cannot dispatch."""
-    kind, options = _CALLS[name]
-
-    def call(
-        original: Callable[..., object], group: torch.distributed.ProcessGroup, *args: Any, **kwargs: Any
-    ) -> object:
-        world = rank_world.world_now()
-        served = None if world is None else world.groups.get(group)
-        lists = [arg for arg in args if isinstance(arg, list | tuple)]
-        if served is not None and served.direct and lists:
-            given = [getattr(args[len(lists)], option, None) for option in options] if len(args) > len(lists) else []
-            if len(given) == len(options):
-                check_like_gloo(kind, [*lists, *given], group.rank(), group.size())
-        return original(group, *args, **kwargs)
-
-    return call
 
 
 _BACKEND_TYPES = {"gloo": "ProcessGroupGloo", "nccl": "ProcessGroupNCCL"}  # where this torch is built with them
@@ -132,26 +156,11 @@ class RankBackend:
     set_timeout = _set_default_timeout
 
 
-def _options(group: torch.distributed.ProcessGroup) -> Any:
-    """The options of a direct group; a group of torch's class has none."""
-    world = rank_world.world_now()
-    if world is None or group not in world.groups or not world.groups[group].direct:
-        raise AttributeError("'ProcessGroup' object has no attribute 'options'")
-    return RankBackend(group, None, "gloo").options
-
-
-def _set_time_limit(group: torch.distributed.ProcessGroup, timeout: timedelta) -> None:
-    RankBackend(group, None, "gloo").set_timeout(timeout)
-
-
 @contextmanager
 def direct_groups() -> Iterator[None]:
     """Inside the block ranks may make groups of gloo themselves."""
-    with ExitStack() as stack:
-        if hasattr(torch.distributed, "ProcessGroupGloo"):
-            stack.enter_context(replaced(torch.distributed.ProcessGroupGloo, "__new__", _gloo_group))
-        for name, ours in (("options", property(_options)), ("_set_default_timeout", _set_time_limit)):
-            stack.enter_context(replaced(torch.distributed.ProcessGroup, name, ours))
-        for name in _CALLS:
-            stack.enter_context(wrapped(torch.distributed.ProcessGroup, name, _checked(name)))
+    if not hasattr(torch.distributed, "ProcessGroupGloo"):
+        yield
+        return
+    with replaced(torch.distributed.ProcessGroupGloo, "__new__", _gloo_group):
         yield

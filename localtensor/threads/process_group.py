@@ -21,7 +21,7 @@ from localtensor.errors import CollectiveFailed
 from localtensor.threads.buffer_watch import BufferWatch, storage_of
 from localtensor.threads.replicas import REDUCING, ReplicaWatch
 from localtensor.threads.simulation import Simulation
-from localtensor.threads.works import RankWork, time_limit
+from localtensor.threads.works import RankWork
 
 
 class Kernels:
@@ -43,7 +43,7 @@ class Kernels:
     ) -> tuple[Contribution, bool]:
         """The rank's part in a collective, and whether its Work is returned to the user."""
         line, returns_work, implicit = origin(sys._getframe(2))
-        compared = call.writes if op.compares_outputs else list(flat_tensors(call.reads))
+        compared = call.writes if op.compares_outputs else flat_tensors(call.reads)
         tensors = tuple([(x.dtype, x.shape) for x in compared])
         device = compared[0].device if compared else None
         root = None if call.root is None else group.ranks[call.root]
@@ -75,18 +75,19 @@ class Kernels:
         simulation = self.simulation
         rank = simulation.enter()
         _count(group, rank, op.kind)
-        check_like_gloo(op.kind, arguments, group.ranks.index(rank), len(group.ranks))
+        if op.kind != "all_reduce" or not _is_one_dense(arguments[0]):  # of which gloo refuses none
+            check_like_gloo(op.kind, arguments, group.ranks.index(rank), len(group.ranks))
         wire_op, call = op.read_call(arguments)
         check_rank_arguments(wire_op.kind, call, rank, group.ranks)
         if rank in self.profiling and op.kind != "monitored_barrier":
             _record_event(op.kind, call.reads)
         part, returns_work = self._contribution(wire_op, call, rank, group)
         if group.cut_off:
-            simulation.check_connected(part)
+            group.check_connected(part)
         if simulation.faults is not None:
             simulation.faults.begin(part)
         returns_work = returns_work and asynchronous
-        read = list(flat_tensors(call.reads)) if returns_work else ()
+        read = flat_tensors(call.reads) if returns_work else ()
         if returns_work:  # the user may write them before the others arrive
             part.inputs = _copied(call.reads)
 
@@ -95,7 +96,7 @@ class Kernels:
 
         ticket = simulation.contribute(part, _without_autocast(wire_op.compute), deliver, returns_work=returns_work)
         if not asynchronous:
-            simulation.wait(ticket, time_limit(part, call.timeout, everyone=call.everyone))
+            simulation.wait(ticket, part.time_limit(call.timeout, everyone=call.everyone))
             self.complete_before(ticket)
             return self._returned(op, arguments, self.completed_work)
         sends = part.kind == "broadcast" and rank == part.root
@@ -200,7 +201,7 @@ class Kernels:
         _synchronize(part.device)
         part.peer = None if peer is None else group.ranks[peer]
         if group.cut_off:
-            simulation.check_connected(part)
+            group.check_connected(part)
         if simulation.faults is not None:
             simulation.faults.begin(part)
         if sends:
@@ -228,13 +229,17 @@ _EVENTS = {
 
 def _record_event(kind: str, reads: Reads) -> None:
     """Put a call into the profile of its rank, under gloo's name; a list that is scattered makes an event of each item."""
-    name, tensors = f"gloo:{_EVENTS.get(kind, kind)}", list(flat_tensors(reads))
+    name, tensors = f"gloo:{_EVENTS.get(kind, kind)}", flat_tensors(reads)
     for inputs in [[x] for x in tensors] if kind == "reduce_scatter" else [tensors]:
         with torch._C._profiler._RecordFunctionFast(name, inputs):
             pass
 
 
 _COUNTED_TWICE = frozenset({"monitored_barrier", "reduce_scatter"})  # gloo makes other calls of them
+
+
+def _is_one_dense(tensors: Sequence[Tensor]) -> bool:
+    return len(tensors) == 1 and tensors[0].layout == torch.strided
 
 
 def _count(group: Group, rank: int, kind: str) -> None:

@@ -96,7 +96,7 @@ def run_in_threads(
         if faults is not None:
             simulation.faults = FaultsOfRun(faults, start, simulation)
         simulation.detects_races = races
-        simulation.observer = observer or simulation.observer
+        simulation.observer = observer
         if replicas != "ignore":
             simulation.kernels.replicas = ReplicaWatch(simulation, every=replicas == "check")
 
@@ -228,7 +228,7 @@ def _run_rank(
     rank_world.init_default_group(world, "gloo")
     world.implicit = True
     try:
-        with simulation.observer.around(world.rank):
+        with nullcontext() if simulation.observer is None else simulation.observer.around(world.rank):
             value = body(world.rank)
         if simulation.helpers is not None and not simulation.forked:
             simulation.helpers.finish(world.rank)

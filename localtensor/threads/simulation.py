@@ -6,27 +6,32 @@ Nothing here depends on torch.distributed: `threads/process_group.py` defines wh
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
+from localtensor import errors
 from localtensor._util import ambient
 from localtensor._util.events import Call, Wait
 from localtensor.collectives.observer import RunObserver
-from localtensor.collectives.rendezvous import Compute, Contribution, Group, Line, Mailbox, Rendezvous, Ticket
-from localtensor.concurrency.schedule import Schedule
-from localtensor.errors import (
-    CollectiveTimeout,
-    ForeignThread,
-    ForkedRank,
-    LocalTensorError,
-    MessageMismatch,
-    ProgramFault,
+from localtensor.collectives.rendezvous import (
+    Compute,
+    Contribution,
+    Group,
+    Line,
+    Mailbox,
+    Rendezvous,
+    Ticket,
+    TimeLimit,
 )
+from localtensor.concurrency.schedule import Schedule
+from localtensor.errors import LocalTensorError, ProgramFault
 from localtensor.threads import diagnosis
 from localtensor.threads.cores import CoreAffinity
-from localtensor.threads.diagnosis import RankEnd, TimeLimit
+from localtensor.threads.diagnosis import RankEnd
 from localtensor.threads.run_token import Abort, RunToken, entirely, require_stack
 
 MAX_POLLS = 10_000  # fruitless polls in a row, with only polling ranks runnable, that count as a deadlock
+_UNOBSERVED: AbstractContextManager[object] = nullcontext()
 LOG_LENGTH = 1_000_000  # calls that the event log keeps: the last ones of a very long run
 
 
@@ -40,7 +45,7 @@ class Simulation:
         self.run_token = RunToken(ranks, schedule, swap, self._diagnose, self._take_turn, self._expire)
         self.groups: dict[str, Group] = {}
         self.axes: dict[tuple[int, ...], str] = {}  # names of mesh axes by the ranks along them
-        self.observer = RunObserver()
+        self.observer: RunObserver | None = None  # what records the run, if anything does
         self.declared: dict[str, dict[int, tuple[tuple[int, ...], Line]]] = {}  # group name -> rank -> members, line
         self.store: Any = None
         self.stores: dict[tuple[object, ...], Any] = {}  # that the program has made, by address or path
@@ -73,9 +78,9 @@ class Simulation:
         token = self.run_token
         number = token.numbers.get(threading.get_ident())
         if self.forked:
-            raise ForkedRank("a collective", token.rank_of[token.holder or 0])
+            raise errors.ForkedRank("a collective", token.rank_of[token.holder or 0])
         if number is None:
-            raise ForeignThread("a collective", threading.current_thread().name)
+            raise errors.ForeignThread("a collective", threading.current_thread().name)
         if number != token.holder:
             raise Abort  # a rank that did not end in time, and has resumed
         return token.rank_of[number]
@@ -138,7 +143,8 @@ class Simulation:
             self.run_token.abort_with(crash)
         if self.memory is not None:
             self.memory.order_collective(rendezvous, tickets)
-        self.observer.met([ticket.part for ticket in tickets])
+        if self.observer is not None:
+            self.observer.met([ticket.part for ticket in tickets])
         for ticket in tickets:
             self._wake(ticket)
 
@@ -188,10 +194,11 @@ class Simulation:
 
     def _deliver_message(self, send: Ticket, recv: Ticket) -> None:
         if send.part.elements() != recv.part.elements():
-            self.fail(MessageMismatch(send.part.call(), recv.part.call()))
+            self.fail(errors.MessageMismatch(send.part.call(), recv.part.call()))
         if recv.part.peer is None:
             recv.part.peer = send.part.rank
-        self.observer.met([send.part, recv.part])
+        if self.observer is not None:
+            self.observer.met([send.part, recv.part])
         recv.result, send.part.inputs = send.part.inputs, None
         recv.clock, send.clock = send.clock, None
         for ticket in (send, recv):
@@ -205,7 +212,7 @@ class Simulation:
         """
         self._handed_out.pop(ticket, None)
         ticket.waited = True
-        with self.observer.waiting(ticket):
+        with _UNOBSERVED if self.observer is None else self.observer.waiting(ticket):
             self._wait(ticket, limit)
         clock, ticket.clock = ticket.clock, None
         if clock is not None:
@@ -281,7 +288,8 @@ class Simulation:
         """Add the call to the log."""
         self.note_progress()
         self.log.append(part)
-        self.observer.posted(part)
+        if self.observer is not None:
+            self.observer.posted(part)
         self.last_part[part.rank] = part
 
     def fail(self, error: LocalTensorError) -> None:
@@ -295,7 +303,8 @@ class Simulation:
         self.note_progress()
         error = None if self.helpers is None else self.helpers.errors.get(rank)
         self.ended[rank] = ended if ended.error is not None or error is None else error
-        self.observer.ended(rank, self.ended[rank].error)
+        if self.observer is not None:
+            self.observer.ended(rank, self.ended[rank].error)
 
     def _expire(self) -> bool:
         """Let the nearest deadline pass, and wake its rank.  False if there is none.
@@ -322,7 +331,7 @@ class Simulation:
         self._wake(first)
         return True
 
-    def _timed_out(self, ticket: Ticket, limit: TimeLimit) -> CollectiveTimeout:
+    def _timed_out(self, ticket: Ticket, limit: TimeLimit) -> errors.CollectiveTimeout:
         """The error of a wait whose limit has passed; on gloo it closes the connections, except of a Work in the air."""
         part = ticket.part
         if limit.closes or part.peer is not None or part.kind == "recv":
@@ -330,15 +339,7 @@ class Simulation:
         if part.kind in ("send", "recv"):
             self._mail(part).remove(ticket)
         words = diagnosis.timeout_words(part, ticket.peers(), limit.seconds, everyone=limit.everyone)
-        return CollectiveTimeout(part.call(), limit.seconds, words, ticket.diagnosis)
-
-    def check_connected(self, part: Contribution) -> None:
-        """Raise `CollectiveTimeout` if an earlier timeout has closed the connections that this call needs."""
-        group = part.group
-        needed = group.ranks if part.peer is None else (part.rank, part.peer)
-        if group.cut_off.intersection(needed):
-            words = "Application timeout caused pair closure"
-            raise CollectiveTimeout(part.call(), group.timeouts.get(part.rank, 0.0), words)
+        return errors.CollectiveTimeout(part.call(), limit.seconds, words, ticket.diagnosis)
 
     def _diagnose(self) -> None:
         """Set the verdict of a run in which some rank waits and none can run."""

@@ -11,8 +11,7 @@ from torch.distributed import Store
 from torch.distributed.distributed_c10d import default_pg_timeout
 
 from localtensor._util.call_sites import origin
-from localtensor.collectives.rendezvous import Contribution, Group, Ticket
-from localtensor.threads.diagnosis import TimeLimit
+from localtensor.collectives.rendezvous import Contribution, Group, Ticket, TimeLimit
 from localtensor.threads.simulation import Simulation
 
 UNSET = (

@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed import Work
-from torch.distributed import distributed_c10d as c10d
 
 from localtensor.collectives.rendezvous import Contribution, Ticket
-from localtensor.threads.diagnosis import TimeLimit
 from localtensor.threads.simulation import Simulation
 
 
@@ -55,7 +53,7 @@ class RankWork(Work):
         on_wait, self.on_wait = self.on_wait, None
         if on_wait is not None:
             on_wait()
-        self._simulation.wait(self._ticket, time_limit(self._ticket.part, timeout))
+        self._simulation.wait(self._ticket, self._ticket.part.time_limit(timeout))
 
     def is_before(self, part: Contribution) -> bool:
         """Whether this is the Work of an earlier collective of the same group, which has not been waited for."""
@@ -148,15 +146,3 @@ def _value_of_future(outputs: list[Tensor], lists: int) -> list[Any]:
     """The outputs as gloo's future has them: of several lists, as lists."""
     size = len(outputs) // lists
     return outputs if lists == 1 else [outputs[i * size : (i + 1) * size] for i in range(lists)]
-
-
-NO_LIMIT = c10d.default_pg_timeout  # torch passes it where the program has given no time limit
-
-
-def time_limit(part: Contribution, timeout: timedelta | None, *, everyone: bool = False) -> TimeLimit | None:
-    """The time limit of a wait: the caller's own, else the group's.  None is the default, and torch's unset timeouts."""
-    least = timedelta(0) if part.kind == "monitored_barrier" else timedelta(microseconds=1)
-    if timeout is not None and least <= timeout != NO_LIMIT:
-        return TimeLimit(timeout.total_seconds(), everyone=everyone)
-    seconds = part.group.timeouts.get(part.rank)
-    return None if seconds is None else TimeLimit(seconds, closes=True, everyone=everyone)

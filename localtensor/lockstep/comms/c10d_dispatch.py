@@ -45,7 +45,7 @@ class LockstepWork(Work):
     def __init__(self, mode: Mode, kind: str, brought: CallArguments, family: GroupFamily) -> None:
         super().__init__()
         self._mode = mode
-        self.reads = list(flat_tensors(brought.reads))
+        self.reads = flat_tensors(brought.reads)
         self.outputs = list(brought.writes)
         self._described: Any = (kind, brought, family, origin(sys._getframe(4)).place)
         mode.in_flight.append(self)
@@ -165,7 +165,7 @@ def run_collective(mode: Mode, name: str, group: Any, arguments: Sequence[Any], 
     if mode.recorder is not None:
         place = origin(sys._getframe(2)).place
         sent = brought.writes if meant.kind == "scatter" else brought.reads  # a piece, as a rank has it that is no root
-        mode.recorder.called(meant.kind, list(flat_tensors(sent)), family.groups, place)
+        mode.recorder.called(meant.kind, flat_tensors(sent), family.groups, place)
     return LockstepWork(mode, meant.kind, brought, family) if later else None
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from localtensor._util.call_sites import origin
+from localtensor.collectives.rendezvous import TimeLimit
 from localtensor.errors import ForeignHandle, NoTime, NotServed, NotSymmetric, OutsideBuffer, WrongType
-from localtensor.threads.diagnosis import TimeLimit
 from localtensor.threads.symmetric import meaning
 from localtensor.threads.symmetric.memory import Area, Buffer
 from localtensor.threads.symmetric.signals import Meeting

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from localtensor._util.events import Place, Wait
-from localtensor.collectives.rendezvous import Contribution, Group, Ticket
+from localtensor.collectives.rendezvous import Contribution, Group, Ticket, TimeLimit
 from localtensor.errors import ChannelsDiffer, LocalTensorError, NoSuchPeer, PadReused, SignalNotConsumed
-from localtensor.threads.diagnosis import TimeLimit
 from localtensor.threads.symmetric.accesses import Line
 from localtensor.threads.symmetric.order import Clock, Lane
 
