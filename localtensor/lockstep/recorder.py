@@ -133,7 +133,7 @@ class LockstepRecorder(Recorder):
         event = None
         if func is not DETACH:
             event = self._lane.begin_op(traits_of_op(func).name, place_of_frame(sys._getframe(2)))
-            event.takes = tuple([x._spec for x in tree_leaves((args, kwargs)) if isinstance(x, DTensor)])
+            event.takes = self._lane.shared([x._spec for x in tree_leaves((args, kwargs)) if isinstance(x, DTensor)])
         self._passes_on = True
         _python_dispatch._push_mode(mode)
         try:
@@ -144,7 +144,7 @@ class LockstepRecorder(Recorder):
             if event is not None:
                 self._lane.end_op(event)
         if event is not None:
-            event.gives = tuple([x._spec for x in tree_leaves(done) if isinstance(x, DTensor)])
+            event.gives = self._lane.shared([x._spec for x in tree_leaves(done) if isinstance(x, DTensor)])
         return done
 
     def called(self, kind: str, reads: Sequence[Tensor], groups: Sequence[Sequence[int]], place: Place | None) -> None:

@@ -30,6 +30,7 @@ from localtensor.collectives.trace.events import (
     CALL,
     ERROR,
     MODULES,
+    OP,
     RANDOM,
     REDISTRIBUTIONS,
     WAIT,
@@ -168,20 +169,22 @@ class _Forms:
     def text(self, event: Event, start: int) -> str:
         """The text of an event that begins so many nanoseconds after the recording."""
         kind, part = event.kind, event.part
-        key: tuple[Any, ...] = (kind, event.name, event.rank, id(event.place), event.module, event.bytes)
+        key: tuple[Any, ...] = (
+            kind, event.name, event.rank, id(event.place), event.module, event.bytes, id(event.takes), id(event.gives)
+        )  # fmt: skip
         number: tuple[int, ...] = ()
-        if event.takes:
-            key += (*map(id, event.takes), None, *map(id, event.gives))
-        elif kind == CALL and part is not None:
+        if kind == CALL and part is not None:
             key += (part.group.ranks, part.tensors, part.layout, part.op, part.root, part.peer, part.implicit)
             number = () if part.number < 0 else (part.number,)  # in lockstep calls have none
         elif kind == WAIT and event.late is not None:
             key += (event.late.rank,)
-        if event.facts:
-            key += tuple(event.facts.items())
+        if event._facts:
+            key += tuple(event._facts.items())
         form = self._forms.get(key)
         if form is None:
             form = self._forms[key] = self._form(event)
+        if kind == OP:  # most of the events
+            return form % (start / 1000, max(event.end - event.start, 1) / 1000)
         if kind in (RANDOM, ERROR):
             return form % (start / 1000)
         return form % (start / 1000, max(event.end - event.start, 1) / 1000, *number)

@@ -57,6 +57,7 @@ class Lane:
         self.stack: list[Event] = []
         self.module, self.makes = "", OTHER
         self._sampled = 0
+        self._shared: dict[tuple[int, ...], tuple[Any, ...]] = {}  # specs by their ids, which live as long
 
     def inside(self, *kinds: str) -> Event | None:
         """The innermost open span of these kinds."""
@@ -113,6 +114,11 @@ class Lane:
             self._look()
         if self.memory.now != self._sampled:
             self._sample(event.end)
+
+    def shared(self, specs: list[Any]) -> tuple[Any, ...]:
+        """These specs as a tuple, the same one each time: what writes the events knows them by it."""
+        found = tuple(specs)
+        return self._shared.setdefault(tuple(map(id, found)), found)
 
     def begin_op(self, name: str, place: Place | None) -> Event:
         """As `begin` of an op, which is most of what is recorded: the memory is sampled at its end."""

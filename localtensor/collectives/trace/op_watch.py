@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -33,12 +33,16 @@ from localtensor.layout.spec import shape_text
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _get_mode = torch._C._get_dispatch_mode
+_node, _sequence_nr = torch._C._current_autograd_node, torch._C._autograd._get_sequence_nr
 _PLAIN = frozenset({Tensor, nn.Parameter})
 _STRIDED = torch.strided
 DETACH = torch.ops.aten.detach.default
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
 Op = torch._ops.OpOverload
 MOST_SHAPES = 1 << 14  # of ops, whose operations are kept
+MOST_ALIKE = (
+    1 << 11
+)  # ops on DTensors of certain specs, of each rank: a program whose specs are always new has no use for them
 MOST_LINES = 1 << 17  # lines of forward ops that are kept for the backward pass
 
 
@@ -99,6 +103,31 @@ def flops_of(traits: _Traits, shapes: tuple[Any, ...], kwargs: Any, out: Any) ->
     return known
 
 
+class _Alike(NamedTuple):
+    """What ops of one key have in common.  The specs stay alive, and with them their ids."""
+
+    takes: tuple[Any, ...]
+    gives: tuple[Any, ...]
+    seconds: float  # modelled
+
+
+_CONSTANTS = frozenset({bool, int, float, type(None)})
+
+
+def _key_of(func: Op, args: Any) -> tuple[Any, ...] | None:
+    """The op with the specs and constants that it takes; None if it takes anything else.  Equal keys may differ in the type of a constant."""
+    key = [id(func)]
+    for x in args:
+        kind = type(x)
+        if kind is DTensor:
+            key.append(id(x._spec))
+        elif kind in _CONSTANTS:
+            key.append(x)
+        else:
+            return None
+    return tuple(key)
+
+
 class _Alive(weakref.ref):  # of a storage; with its key it needs no callback of its own
     __slots__ = ("key",)
     key: int
@@ -126,6 +155,8 @@ class OpWatch(TorchDispatchMode):
         self.moved: dict[
             int, Tensor
         ] = {}  # by id, local tensors that the current op has redistributed, and the results
+        self._alike: dict[tuple[Any, ...], _Alike] = {}  # ops on DTensors that have run, by `_key_of`
+        self._places: dict[tuple[int, int], tuple[Place, CodeType]] = {}  # of the user's own frames
         self._lines: dict[int, Place | None] = {}  # of forward ops, by the number of their autograd nodes
 
     @classmethod
@@ -157,28 +188,45 @@ class OpWatch(TorchDispatchMode):
 
     def _op_of_dtensors(self, func: Op, args: Any, kwargs: Any) -> Any:
         lane, traits = self._lane, _known.get(id(func)) or traits_of_op(func)
-        given = _tensors(args)
-        if kwargs:
-            given += _tensors(tuple(kwargs.values()))
         event = lane.begin_op(traits.name, self._line(sys._getframe(2)))
-        event.takes = tuple([x._spec for x in given if type(x) is DTensor])
+        key = None if kwargs or traits.handled or traits.draws or traits.communicates else _key_of(func, args)
+        alike = None if key is None else self._alike.get(key)
         try:
-            if traits.handled:
-                self._passes_on = True
-                with self:
-                    done = func(*args, **kwargs)
-                made = _tensors(done)
+            if alike is not None:
+                event.takes = alike.takes
+                done = func(*args)
+                if type(done) is DTensor and done._spec is alike.gives[0]:
+                    event.gives = alike.gives
+                    lane.busy += alike.seconds
+                    if traits.makes:
+                        self.see(done._local_tensor)
+                    return done
+                given = _tensors(args)
             else:
-                done = func(*args, **kwargs)
-                made = [done] if type(done) is DTensor else _tensors(done)
-                if not traits.views:
-                    self._ran(traits, args, kwargs, done, self._locals(given), self._locals(made))
+                given = _tensors(args)
+                if kwargs:
+                    given += _tensors(tuple(kwargs.values()))
+                event.takes = lane.shared([x._spec for x in given if type(x) is DTensor])
+                if traits.handled:
+                    self._passes_on = True
+                    with self:
+                        done = func(*args, **kwargs)
+                else:
+                    done = func(*args, **kwargs)
+            made = [done] if type(done) is DTensor else _tensors(done)
+            seconds = 0.0
+            if not (traits.handled or traits.views):
+                seconds = self._ran(traits, args, kwargs, done, self._locals(given), self._locals(made))
+            event.gives = lane.shared([x._spec for x in made if type(x) is DTensor])
+            if key is not None and type(done) is DTensor and not self.moved:
+                if len(self._alike) >= MOST_ALIKE:
+                    self._alike.clear()
+                self._alike[key] = _Alike(event.takes, event.gives, seconds)
         finally:
             self._passes_on = False
             if self.moved:
                 self.moved.clear()
             lane.end_op(event)
-        event.gives = tuple([x._spec for x in made if type(x) is DTensor])
         return done
 
     def _locals(self, tensors: list[Any]) -> list[Any]:
@@ -203,17 +251,31 @@ class OpWatch(TorchDispatchMode):
 
     def _line(self, frame: FrameType | None) -> Place | None:
         """The user's line of an op; of one in a backward pass, that of the forward op that it belongs to."""
-        node = torch._C._current_autograd_node()
+        node = _node()
         if node is None:  # the node of this op, if it has one, is the youngest
-            place = place_of_frame(frame)
+            place = self._place(frame)
             if len(self._lines) > MOST_LINES:
                 self._lines.clear()
-            self._lines[torch._C._autograd._get_sequence_nr() - 1] = place
+            self._lines[_sequence_nr() - 1] = place
             return place
         return self._lines.get(node._sequence_nr()) or place_of_frame(frame)
 
-    def _ran(self, traits: _Traits, args: Any, kwargs: Any, done: Any, given: list[Any], made: list[Any]) -> None:
-        """An op has run, no view, with these tensors among its arguments and results."""
+    def _place(self, frame: FrameType | None) -> Place | None:
+        """As `place_of_frame`, which is asked once for each place in a user's code."""
+        if frame is None:
+            return None
+        code = frame.f_code
+        known = self._places.get((id(code), frame.f_lasti))
+        if known is None:
+            place = place_of_frame(frame)
+            if place is not None and place.file == code.co_filename and place.function == code.co_name:
+                self._places[id(code), frame.f_lasti] = place, code  # the code stays alive, and with it its id
+            return place
+        return known[0]
+
+    def _ran(self, traits: _Traits, args: Any, kwargs: Any, done: Any, given: list[Any], made: list[Any]) -> float:
+        """An op has run, no view, with these tensors among its arguments and results.  Returns its modelled seconds."""
+        seconds = 0.0
         if traits.makes:
             for x in made:
                 self.see(x)
@@ -231,7 +293,8 @@ class OpWatch(TorchDispatchMode):
                     flops = flops_of(traits, tuple([x.shape for x in given]), kwargs, made[0].shape)
                 else:
                     flops = flops_of(traits, tuple(map(self._shape, args)), kwargs, self._shape(done))
-            self._lane.busy += self._launch + max(flops / self._flops, nbytes / self._bytes)  # as Rates.seconds
+            seconds = self._launch + max(flops / self._flops, nbytes / self._bytes)  # as Rates.seconds
+            self._lane.busy += seconds
         if traits.draws:
             first = next(iter((*made, *given)), None)
             of = "" if first is None else shape_text(first.shape, first.dtype)
@@ -239,6 +302,7 @@ class OpWatch(TorchDispatchMode):
             for x in given:
                 if type(x) is nn.Parameter:
                     self.label(x, PARAMETERS)
+        return seconds
 
     def see(self, x: Tensor) -> None:
         """Holds the storage of a tensor from now on, until it is freed."""

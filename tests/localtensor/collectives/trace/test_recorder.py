@@ -25,7 +25,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import localtensor as lt
-from localtensor.collectives.trace import events
+from localtensor.collectives.trace import events, op_watch
 from localtensor.collectives.trace.memory import ACTIVATIONS, BUFFERS, GRADIENTS, OTHER, PARAMETERS, STATE, Memory
 from localtensor.collectives.trace.op_watch import traits_of_op
 
@@ -331,3 +331,38 @@ def test_the_peak_of_memory_is_as_it_was_before_the_first_drop():
     assert memory.peak.by_module == {"a": 60, "b": 40}
     memory.hold(1, 80, BUFFERS, "c")  # resized: it keeps its kind and its module
     assert (memory.peak.bytes, memory.peak.module, memory.peak.by_module["a"]) == (110, "a", 80)
+
+
+def mixed():
+    """Ops that come again: with other constants, in place, as views, with shards that the op moves, and of other layouts."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    cut, whole = (distribute_tensor(torch.ones(5, 4), mesh, [place]) for place in (Shard(0), Replicate()))
+    weight = distribute_tensor(torch.ones(4, 4), mesh, [Shard(1)]).requires_grad_()
+    moved = distribute_tensor(torch.ones(4, 5), mesh, [Shard(0)])
+    ints, kept = cut.to(torch.int64), []
+    for _ in range(3):
+        (whole @ weight).t().sum().backward()
+        cut.add_(1)
+        kept += [cut * 2, cut.sum(0), cut.sum(1), cut.cumsum(1), cut + whole, cut @ moved, ints.pow(2), ints.pow(2.0)]
+        torch.nn.functional.dropout(whole, 0.5)
+        torch.ones(3, 3) @ torch.ones(3, 3)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ops_that_come_again_are_recorded_as_the_first(ranks, monkeypatch):
+    def facts(recording):
+        return [
+            (
+                *(event.rank, event.kind, event.name, event.module, event.place, round(event.busy_end * 1e12)),
+                *map(str, map(events.TracedSpec.of, (*event.takes, *event.gives))),
+            )
+            for event in sorted(recording.events, key=lambda event: event.rank)
+            if event.kind != events.GC
+        ]
+
+    known = recording_of(mixed, ranks)
+    monkeypatch.setattr(op_watch, "_key_of", lambda func, args: None)
+    anew = recording_of(mixed, ranks)
+    assert facts(known) == facts(anew)
+    assert [peak.bytes for peak in known.peaks] == [peak.bytes for peak in anew.peaks]
+    assert known.busy == pytest.approx(anew.busy, rel=1e-9)
