@@ -70,12 +70,20 @@ def is_supported(placement: Placement | None) -> bool:
     return is_standard(placement) or (type(placement) is _StridedShard and placement.split_factor > 0)
 
 
+_WHOLE = frozenset({Replicate, Partial, type(None)})  # that shard no dim; isinstance() of torch's placements is slow
+
+
 def shard_cut(placement: Placement | None) -> tuple[int, int] | None:
     """The dim that a placement shards and its split factor, 1 unless strided; None if it shards none.
 
     >>> shard_cut(Shard(1)), shard_cut(parse("SS(0,3)")), shard_cut(Partial())
     ((1, 1), (0, 3), None)
     """
+    kind = type(placement)
+    if kind is Shard:
+        return placement.dim, 1  # type: ignore[union-attr]
+    if kind in _WHOLE:
+        return None
     if isinstance(placement, _StridedShard):
         return placement.dim, int(placement.split_factor)
     return (placement.dim, 1) if isinstance(placement, Shard) else None
@@ -89,6 +97,10 @@ def short(placement: Placement | None) -> str:
     """
     if placement is None:
         return "-"
+    if type(placement) is Replicate:
+        return "R"
+    if type(placement) is Shard:
+        return f"S({placement.dim})"
     if isinstance(placement, _StridedShard):
         return f"SS({placement.dim},{placement.split_factor})"
     if isinstance(placement, Shard):

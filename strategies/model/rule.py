@@ -184,6 +184,10 @@ def frozen(value: object) -> Any:
 
 def flat_results(out: object) -> list[Any]:
     """The results of an op as a flat list, non-tensors included; empty for None."""
+    if type(out) is Tensor:
+        return [out]
+    if type(out) is tuple and all(type(x) is Tensor for x in out):
+        return list(out)
     return [] if out is None else pytree.tree_leaves(out)
 
 
