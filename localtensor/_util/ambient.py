@@ -99,6 +99,13 @@ def lockstep() -> Any | None:
     return modes[-1] if modes else None
 
 
+def note_error(error: BaseException, what: str) -> None:
+    """The mode of this thread, if there is one, looks at its end whether the program has caught this error; `what` is it in words."""
+    mode = lockstep()
+    if mode is not None:
+        mode.caught.note(error, what)
+
+
 def open_mode(mode: object, busy: Callable[[str], Exception]) -> None:
     """Make the mode this thread's current one.  Raises `busy(reason)` if a simulation runs or the mode is open."""
     with _modes_lock:

@@ -15,6 +15,7 @@ from itertools import groupby
 from string import Formatter
 from typing import Any, ClassVar
 
+from localtensor._util import ambient
 from localtensor._util.events import Call, Place, Wait, Waiting
 
 
@@ -62,14 +63,22 @@ class Refusal(LocalTensorError):
     SUBJECT: ClassVar[str] = "{call}: {argument}: {values}"
     PROBLEM: ClassVar[str] = "{problem}"
     REMEDY: ClassVar[str] = "{remedy}"
+    NOTED: ClassVar[bool] = (
+        False  # by the LocalTensorMode of this thread: a program that catches it goes on as no rank does
+    )
 
-    def __init_subclass__(cls, call: str = "{call}", argument: str = "{argument}", values: str = "{values}") -> None:
+    def __init_subclass__(
+        cls, call: str = "{call}", argument: str = "{argument}", values: str = "{values}", *, noted: bool = False
+    ) -> None:
+        cls.NOTED = noted or cls.NOTED
         cls.SUBJECT = cls.SUBJECT.replace("{call}", call).replace("{argument}", argument).replace("{values}", values)
 
     def __init__(self, *facts: object) -> None:
         sentence = f"{self.SUBJECT}: {self.PROBLEM}. {self.REMEDY}"
         names = dict.fromkeys(name for _, name, _, _ in Formatter().parse(sentence) if name)
         super().__init__(sentence.format(**dict(zip(names, facts, strict=True))))
+        if self.NOTED:
+            ambient.note_error(self, "a refusal")
 
 
 REPLAY_LINE = 200  # characters: one or two lines of a terminal, which can be copied whole

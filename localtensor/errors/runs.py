@@ -296,7 +296,7 @@ OWN_FLOW = "Run the function by localtensor.run(fn, ranks=...), where each rank 
 _WITHOUT_BRANCH = "by torch.where, or by torch.sym_max, sym_min or sym_ite for ints"
 
 
-class RanksDiverge(base.Refusal):
+class RanksDiverge(base.Refusal, noted=True):
     """A value that must be the same on all ranks of one control flow differs; `values` holds it by rank.
 
     `what` is the condition in words, or empty; the user's line is quoted if its file can be read.
@@ -316,7 +316,7 @@ class RanksDiverge(base.Refusal):
         super().__init__(call, what or "value", shown, problem, "\n".join([remedy, *lines]))
 
 
-class OutsideWrite(base.Refusal):
+class OutsideWrite(base.Refusal, noted=True):
     """An op writes values that differ by rank into a tensor that all ranks share; `shown` is its short form."""
 
     def __init__(self, op: str, place: Place | None, shown: str) -> None:
@@ -346,7 +346,7 @@ class NoMode(base.Refusal):
         super().__init__(call, "mode", f"called{base.place_suffix(place) or ' here'}", problem, remedy)
 
 
-class NotHeld(base.Refusal):
+class NotHeld(base.Refusal, noted=True):
     """A value is requested of ranks that hold none."""
 
     def __init__(self, call: str, ranks_missing: Iterable[int], ranks_held: Iterable[int]) -> None:
@@ -356,13 +356,13 @@ class NotHeld(base.Refusal):
         super().__init__(call, "ranks", base.rank_names(missing), problem, remedy)
 
 
-class NotInLockstep(base.Refusal, call="LocalTensorMode", argument="ranks in lockstep"):
+class NotInLockstep(base.Refusal, noted=True, call="LocalTensorMode", argument="ranks in lockstep"):
     """Something that one control flow for all ranks cannot do; `why` is a clause."""
 
     REMEDY = f"{OWN_FLOW}."
 
 
-class NotTraceable(base.Refusal):
+class NotTraceable(base.Refusal, noted=True):
     """A graph is recorded or compiled of what it cannot hold for all ranks; `seen` is the value, `problem` and `remedy` are clauses."""
 
     def __init__(self, call: str, seen: str, problem: str, remedy: str, place: Place | None = None) -> None:
@@ -370,7 +370,7 @@ class NotTraceable(base.Refusal):
         super().__init__(call, "a graph for all ranks", f"{seen}{base.place_suffix(place)}", problem, remedy)
 
 
-class ValuesDiffer(base.Refusal, values="{mine} on rank {rank}, {theirs} on rank {other}"):
+class ValuesDiffer(base.Refusal, noted=True, values="{mine} on rank {rank}, {theirs} on rank {other}"):
     """The tensors of two ranks that are offered for one LocalTensor differ in `argument`: dtype, device and the like."""
 
     PROBLEM = "one LocalTensor has one dtype, device, layout and number of dims for all ranks"

@@ -23,6 +23,7 @@ from localtensor import errors
 from localtensor._util import ambient
 from localtensor._util.call_sites import Args, Fn, Kwargs, origin
 from localtensor._util.patching import left_alone_by_the_compiler
+from localtensor.lockstep.caught_errors import CaughtErrors
 from localtensor.lockstep.comms import c10d_dispatch
 from localtensor.lockstep.comms.c10d_dispatch import share_memory
 from localtensor.lockstep.comms.process_groups import LockstepWorld
@@ -100,6 +101,7 @@ class LocalTensorMode(TorchDispatchMode):
         self.streams = Streams(self.everyone)
         self.in_flight: list[Any] = []
         self.joined = JoinedTensors()
+        self.caught = CaughtErrors()
         self.standing: int | None = None  # the rank as which torch's own code runs
         self._paused = False
         self.answers: list[bool] | None = None  # of ranks, to whether their shards are equal
@@ -175,13 +177,10 @@ class LocalTensorMode(TorchDispatchMode):
                 self._outer[0]._paused, self._outer = self._outer[1], None
             self.streams.close()
             left, self.in_flight = self.in_flight, []
-        if halfway and kind is None:
-            raise errors.NotInLockstep(
-                "if",
-                "a debugger took over while its statements ran for some ranks, and what follows ran for these alone",
-            )
-        if left and kind is None:
-            raise errors.WorkNotWaited([call for work in left for call in work.calls()])
+        if kind is None:
+            self.caught.check(halfway)
+            if left:
+                raise errors.WorkNotWaited([call for work in left for call in work.calls()])
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type[Tensor]], args: Args = (), kwargs: Kwargs | None = None

@@ -135,10 +135,30 @@ def _run_on_cells(
         traits = replace(traits, way=Execution.RANKS, vmap=False)  # the op checks the memory of a row, and may raise
     memory = _memory_of_views(func, found, final) if traits.views else None
     with plain_dispatch():
-        results = [run_on_cell(func, traits, args, kwargs, final, cell) for cell in range(len(final.sizes))]
+        try:
+            results = [run_on_cell(func, traits, args, kwargs, final, cell) for cell in range(len(final.sizes))]
+        except _REJECTIONS as error:
+            if final.rows > 1 and not traits.writes and _runs_on_some(func, args, kwargs, final):
+                mode.caught.note(error, "an error of some ranks")
+            raise
     if kwargs and traits.writes:
         _refit_outs(func, traits, args, kwargs, results)
     return ResultBuilder(mode, func, traits, args, kwargs, final, memory).of(results)
+
+
+_REJECTIONS = (RuntimeError, TypeError, ValueError, IndexError)
+
+
+def _runs_on_some(func: Op, args: Args, kwargs: Kwargs, final: Partition) -> bool:
+    """Whether an op that has raised runs for some kind of rank."""
+    for cell in range(len(final.sizes)):
+        for own, named in row_args(CellReader(final, cell), args, kwargs):
+            try:
+                func(*own, **named)
+            except _REJECTIONS:
+                continue
+            return True
+    return False
 
 
 def _memory_of_views(func: Op, found: list[LocalTensor], final: Partition) -> Memory | None:

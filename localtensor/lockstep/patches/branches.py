@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from localtensor._util.patching import left_alone_by_the_compiler
 from localtensor.errors import NotHeld, NotInLockstep, RanksDiverge, ValuesDiffer
+from localtensor.errors.base import rank_names
 from localtensor.lockstep.patches.branch_effects import Effects, NoWrites
 from localtensor.lockstep.patches.branch_items import assignment_at, list_at
 from localtensor.lockstep.patches.branch_source import TEST, Branch, asking_frame, branch_at, names_read
@@ -141,7 +142,14 @@ def _on_ranks(mode: Any, branch: Branch, scope: dict[str, Any], kind: Partition)
     """While inside, the statement runs on these ranks.  Raises `NotInLockstep` if it has changed what all ranks have."""
     shared = Effects({name: scope[name] for name in branch.reads if name in scope})
     with narrow_mode(mode, kind), without_other_modes(mode), NoWrites():
-        yield
+        try:
+            yield
+        except _Differs:
+            raise
+        except Exception as error:  # why: it is raised again; the program may catch it, for all ranks
+            if kind.held is not None:
+                mode.caught.note(error, f"an error of {rank_names(np.flatnonzero(kind.held).tolist())}")
+            raise
     _check_effects(shared)
 
 

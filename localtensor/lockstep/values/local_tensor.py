@@ -46,6 +46,7 @@ class Mode(Protocol):
     groups: LockstepWorld
     in_flight: list[Any]
     joined: Any
+    caught: Any
     standing: int | None
     recorder: Any
     tracing: Any

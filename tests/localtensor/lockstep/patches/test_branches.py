@@ -449,7 +449,7 @@ def catches_outside():
 
 
 def test_an_error_within_restores_the_mode_and_the_variables():
-    with lt.LocalTensorMode(RANKS):
+    with pytest.raises(NotInLockstep, match="an error of rank 3 was caught"), lt.LocalTensorMode(RANKS):
         with pytest.raises(ValueError, match="mine"):
             raises_with_else()
         assert dist.get_world_size() == RANKS
