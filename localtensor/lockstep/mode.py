@@ -23,6 +23,7 @@ from localtensor import errors
 from localtensor._util import ambient
 from localtensor._util.call_sites import Args, Fn, Kwargs, origin
 from localtensor._util.patching import left_alone_by_the_compiler
+from localtensor.lockstep import text_uses as text_uses  # noqa: PLC0414  # it refuses texts of ints of each rank
 from localtensor.lockstep.caught_errors import CaughtErrors
 from localtensor.lockstep.comms import c10d_dispatch
 from localtensor.lockstep.comms.c10d_dispatch import share_memory

@@ -177,10 +177,26 @@ def one_float(words: str, values: Array, held: Array | None) -> float:
     raise NotInLockstep(words, FLOATS)
 
 
+TEXTS: list[Callable[[], str | None]] = []
+"""The function that finds the expression which computes with a text, see text_uses.py."""
+
+
 def node_text(kind: str, values: Array, held: Array | None) -> str:
-    """`RankInts(0, 1)`, or the one value of the ranks that run now."""
+    """`RankInts(0, 1)`, or the one value of the ranks that run now.
+
+    Raises `NotInLockstep` where the user's code compares this text, or looks something up by it: no rank has it.
+    """
     here = value_here(values, held)
-    return f"{kind}({format_ints(values, held)})" if here is None else str(here)
+    if here is not None:
+        return str(here)
+    text = f"{kind}({format_ints(values, held)})"
+    if ambient.lockstep() is not None:
+        for find in TEXTS:
+            if (use := find()) is not None:
+                raise NotInLockstep(
+                    f"`{use}`, of the text of {text}", "it would be another text on each rank, and is this one on all"
+                )
+    return text
 
 
 def value_here(values: Array, held: Array | None) -> Any:
