@@ -26,6 +26,9 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         if isinstance(value, torch._ops.OpOverload):
             return _overload, (str(value),)
+        functional = sys.modules.get("torch.distributed._functional_collectives")
+        if functional is not None and type(value) is functional.AsyncCollectiveTensor:
+            value.trigger_wait()  # torch pickles it as it is, perhaps before its numbers are there
         if type(value) is not torch.Tensor or not _is_plain(value):
             return NotImplemented
         if (self.views or value.requires_grad) and _is_view(value):

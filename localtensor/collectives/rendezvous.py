@@ -163,6 +163,14 @@ class Ticket:
     diagnosis: errors.LocalTensorError | None = None  # what it waited for when the deadline passed
     clock: dict[int, int] | None = None  # what happens before its end, where ranks share memory; of a send, before it
     in_flight: dict[int, int] | None = None  # the call's own reads and writes of shared memory, which end with its wait
+    left: bool = False  # the rank has ended, and its result is delivered when it is there
+
+    def hand_out(self) -> None:
+        """Deliver the result, once."""
+        deliver, self.deliver = self.deliver, None
+        if deliver is not None:
+            deliver(self.result)
+            self.result = None
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,7 @@ from localtensor.errors import NotInLockstep
 from localtensor.errors.base import LocalTensorError, first_line
 from localtensor.lockstep.patches.branch_source import tree_of
 
-MOST_NOTED = 16  # errors that may still be on their way; most are caught where lockstep tries another way
+MOST_NOTED = 4  # errors that may still be on their way: each keeps the frames alive through which it has come
 _NAMES = (ast.Name, ast.Attribute, ast.Tuple, ast.expr_context)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 

@@ -144,11 +144,11 @@ class Kernels:
             self._written.clear()
 
     def leave(self, rank: int) -> None:
-        """Remove an ended rank's Works from torch's registry of functional collectives."""
+        """Remove an ended rank's Works from torch's registry of functional collectives; what it returns may be their outputs."""
         self.watches[rank].close()
         self._in_flight = {ticket for ticket in self._in_flight if ticket.part.rank != rank}
         for work in list(self.held_works[rank]):
-            work.abandoned = True
+            work.abandon()
             for output in work.outputs:
                 torch.ops._c10d_functional.wait_tensor(output)
         self.held_works[rank].clear()

@@ -147,6 +147,8 @@ class Simulation:
             self.observer.met([ticket.part for ticket in tickets])
         for ticket in tickets:
             self._wake(ticket)
+            if ticket.left:
+                ticket.hand_out()
 
     @entirely
     def send(self, part: Contribution) -> Ticket:
@@ -219,10 +221,7 @@ class Simulation:
             self.memory.acquired(ticket.part.rank, clock)
         if ticket.in_flight is not None:
             self.memory.acquired(ticket.part.rank, ticket.in_flight)
-        deliver, ticket.deliver = ticket.deliver, None
-        if deliver is not None:
-            deliver(ticket.result)
-            ticket.result = None
+        ticket.hand_out()
 
     def _wait(self, ticket: Ticket, limit: TimeLimit | None) -> None:
         if ticket.done:

@@ -55,6 +55,13 @@ class RankWork(Work):
             on_wait()
         self._simulation.wait(self._ticket, self._ticket.part.time_limit(timeout))
 
+    def abandon(self) -> None:
+        """The rank has ended: the outputs get the result as soon as it is there."""
+        self.abandoned = True
+        if self._ticket.done:
+            self._ticket.hand_out()
+        self._ticket.left = True
+
     def is_before(self, part: Contribution) -> bool:
         """Whether this is the Work of an earlier collective of the same group, which has not been waited for."""
         mine = self._ticket.part

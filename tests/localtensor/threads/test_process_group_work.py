@@ -188,3 +188,21 @@ def test_a_work_that_was_waited_for_says_so_after_the_run_too():
 
     work = lt.run(program, ranks=2)[1]
     assert work.wait() and work.is_success()
+
+
+class Box:
+    def __init__(self, x):
+        self.x = x
+
+
+def returns_what_it_has_not_read():
+    total = fc.all_reduce(torch.ones(2) * (dist.get_rank() + 1), "sum", dist.group.WORLD)
+    most = fc.all_reduce(torch.arange(3) * dist.get_rank(), "max", dist.group.WORLD)
+    return total, {"nested": Box(most)}
+
+
+@pytest.mark.parametrize("on", ["threads", "gloo"])
+def test_a_result_that_no_rank_has_read_has_its_numbers_behind_the_run(on):
+    for total, nested in lt.run(returns_what_it_has_not_read, ranks=3, on=on):
+        assert total.tolist() == [6, 6]
+        assert nested["nested"].x.tolist() == [0, 2, 4]
