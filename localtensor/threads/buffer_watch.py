@@ -4,13 +4,14 @@ Until the wait, a real backend may write an output or read an input at any momen
 writing either buffer, is a race, even if the result is right this time.
 
 A write that torch does not see, through a numpy array or from C, shows in the buffers' checksums at the wait.  A read of
-that kind leaves no trace, and is not reported.
+that kind leaves no trace, and is not reported; pickling is seen as it takes the storage.
 """
 
 import ctypes
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -248,7 +249,20 @@ _UNDISPATCHED_READERS = {
     Tensor.__format__,
     Tensor.__array__,
     Tensor.__dlpack__,
+    Tensor.__deepcopy__,
 }
+
+
+_PICKLING = Tensor._reduce_ex_internal.__code__
+
+
+def _is_pickled(frame: FrameType | None) -> bool:
+    """Whether the storage is taken to be written to a file: by torch.save, pickle, and what sends objects to other ranks."""
+    for _ in range(3):
+        if frame is None or frame.f_code is _PICKLING:
+            break
+        frame = frame.f_back
+    return frame is not None and frame.f_code is _PICKLING
 
 
 class ReaderWatch(TorchFunctionMode):
@@ -263,6 +277,8 @@ class ReaderWatch(TorchFunctionMode):
     ) -> object:
         if func in _UNDISPATCHED_READERS:
             self._watch.check_read(f"Tensor.{func.__name__}", args[0])
+        elif func is Tensor.untyped_storage and _is_pickled(sys._getframe(1)):
+            self._watch.check_read("pickle", args[0])
         return func(*args, **(kwargs or {}))
 
 
