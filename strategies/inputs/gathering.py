@@ -30,7 +30,7 @@ from strategies.inputs.schema_binding import Unbound
 from strategies.model import codec
 from strategies.model.call_signature import diverse_subset
 from strategies.model.rule import Sample, overload
-from strategies.model.settings import DTYPES, BadSetting, Settings, UnknownOp, torch_dtype
+from strategies.model.settings import DEFAULT_DTYPES, DTYPES, BadSetting, Settings, UnknownOp, torch_dtype
 from strategies.model.verdict import Crash
 from strategies.torch_api import dtensor, user_modules
 from strategies.torch_api.user_modules import RegisteredRules, import_rules
@@ -183,6 +183,10 @@ def gather_samples(
     if picked.guessed:
         picked = _scouted(workers, picked, settings, progress)
     by_op, crashed, refused = gather(workers, picked, settings, progress.tick, passes)
+    narrow = _in_narrow_dtypes(picked, settings, by_op)
+    if narrow:
+        found, dead, no = capture(workers, narrow, picked, progress.tick, passes)
+        by_op, crashed, refused = {**found, **by_op}, [*crashed, *dead], refused + no
     drawn, without = _user_samples(workers, settings, [op for op in (rules.ops if rules else ()) if not by_op.get(op)])
     by_op |= drawn
     more = wider(picked, by_op)
@@ -194,7 +198,7 @@ def gather_samples(
     if picked.everything:
         wanted = [m.op for m in user_modules.all_registered_overloads(settings.device)]
     progress.phase("deriving samples", len(opinfo_samples.lacking(by_op, wanted, settings.seed)))
-    made, reasons = opinfo_samples.gather(workers, by_op, wanted, settings.seed, progress.tick)
+    made, reasons = opinfo_samples.gather(workers, by_op, wanted, settings.seed, progress.tick, settings.device)
     shelf: SamplesByOp = {op: ((), why) for op, why in {**without, **reasons}.items() if isinstance(why, str)}
     for op, own in (
         *chosen_samples(by_op, picked, settings),
@@ -275,11 +279,45 @@ def gather(
         if torch_dtype(dtype) in database[n].supported_dtypes(settings.device)
         for which in opinfo_samples.SIZES
     ]
+    _check_dtypes(picked, settings, bool(todo))
+    return capture(workers, todo, picked, tick, passes)
+
+
+NARROW = ("float32", "bfloat16")
+"""Dtypes of kernels that a GPU alone has: attention takes nothing wider."""
+
+
+def _in_narrow_dtypes(
+    picked: SampleSelection, settings: Settings, met: Mapping[str, Sequence[Sample]]
+) -> list[CapturePass]:
+    """Passes in which the overloads for which this device alone has a kernel may be reached, where none was so far."""
+    if settings.device == "cpu" or settings.dtypes != DEFAULT_DTYPES:
+        return []
+    members = user_modules.all_registered_overloads(settings.device)
+    here = [m.op for m in members if not m.cannot and user_modules.missing_kernel_reason(m.op)]
+    infos = {*opinfo_samples.bearers([op for op in here if not met.get(op)])} & {*picked.infos}
+    return [
+        CapturePass(n, dtype, which, settings.device, settings.seed)
+        for n in sorted(infos)
+        for dtype in NARROW
+        if torch_dtype(dtype) in opinfo_samples.database()[n].supported_dtypes(settings.device)
+        for which in opinfo_samples.SIZES
+    ]
+
+
+def capture(
+    workers: Workers,
+    todo: Sequence[CapturePass],
+    picked: SampleSelection,
+    tick: Callable[[int], None],
+    passes: Callable[[int], None],
+) -> tuple[dict[str, list[Sample]], list[Crash], Counter[str]]:
+    """What these passes capture, as `gather`."""
     passes(len(todo))
+    database = opinfo_samples.database() if todo else []
     by_op: dict[str, list[Sample]] = defaultdict(list)
     crashed: list[Crash] = []
     refused: Counter[str] = Counter()
-    _check_dtypes(picked, settings, bool(todo))
     answers = workers.run(run_capture_pass, todo, limit=SECONDS, tick=tick)
     for one, answer in zip(todo, answers, strict=True):
         name = f"{database[one.info].formatted_name}[{one.dtype},{one.sizes}]"

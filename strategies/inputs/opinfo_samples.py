@@ -22,7 +22,8 @@ import re
 import sys
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -49,6 +50,7 @@ SIZES = {"odd": (20, 10, 5, 3), "even": (12, 8, 4, 2)}
 """The values of L, M, S and XS in the two passes."""
 ONE_SIZE = {"_segment_reduce_lengths", "_segment_reduce_offsets"}
 """OpInfos whose samples contain lengths for S = 5: with another S torch writes out of bounds (2.13)."""
+ATTENTION = "nn.functional.scaled_dot_product_attention"
 MOST_DRAWN, MOST_CALLS = 240, 60
 """Samples of one OpInfo, dtype and pass that are drawn, and that are run."""
 MOST_KEPT, MOST_OTHERS, MOST_MET = 24, 4, 12
@@ -141,12 +143,37 @@ def capture_calls(
     with opinfo_sizes(which):
         with drawn_samples(info, device, dtype, requires_grad=grad) as every:
             few = _drawn_samples(every, failed)
-        for number, sample in few:
-            try:
-                _run(info, sample, recorder, number)
-            except _REFUSALS as error:
-                failed[error_in_one_line(error, 100)] += 1
+        for kernels in _kernels(info, dtype, device):
+            for number, sample in few:
+                try:
+                    with kernels():
+                        _run(info, sample, recorder, number)
+                except _REFUSALS as error:
+                    failed[error_in_one_line(error, 100)] += 1
     return recorder.best(), failed
+
+
+def _kernels(info: OpInfo, dtype: torch.dtype, device: str) -> Iterator[Callable[[], AbstractContextManager[object]]]:
+    """Contexts in which the samples run: torch's own choice of kernels, then for attention on a GPU each of its kernels.
+
+    Torch chooses one for a call, and each has its own overload; none of the others takes double precision.
+    """
+    yield contextlib.nullcontext
+    if torch.device(device).type == "cuda" and info.name == ATTENTION and dtype.itemsize <= torch.float32.itemsize:
+        from torch.nn.attention import SDPBackend, sdpa_kernel  # lazy: not needed without a GPU
+
+        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+            yield functools.partial(sdpa_kernel, backend)
+
+
+def bearers(ops: Collection[str]) -> list[int]:
+    """The OpInfos whose samples may reach these overloads, by their names: the op of a kernel, forward or backward."""
+    roots = {op.split(".")[1].strip("_").removesuffix("_backward") for op in ops}
+
+    def is_near(name: str) -> bool:
+        return any(root == name or _name_distance(root, name) is not None for root in roots)
+
+    return [n for n, info in enumerate(database()) if any(map(is_near, plain_names(info)))]
 
 
 def _drawn_samples(every: Iterator[Any], failed: Counter[str]) -> list[tuple[int, Any]]:
@@ -184,8 +211,8 @@ def _run(info: OpInfo, sample: SampleInput, recorder: _Recorder, number: int) ->
     outs = [t for t in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(t, Tensor) and t.requires_grad]
     if outs:
         cotangents = [torch.randn_like(t) for t in outs]
-        with recorder.stage(f"#{number} backward"):
-            torch.autograd.backward(outs, cotangents)
+        with recorder.stage(f"#{number} backward"), torch.autograd.set_multithreading_enabled(False):
+            torch.autograd.backward(outs, cotangents)  # in this thread on a GPU, too
     inplace = info.inplace_variant
     if inplace is None or not isinstance(sample.input, Tensor) or sample.broadcasts_input:
         return
@@ -265,18 +292,25 @@ class DerivationTask:
     siblings: tuple[Sample, ...]
     seed: int = 0
     dtypes: tuple[str, ...] = FIRST_DTYPES
+    device: str = "cpu"
     draws: bool = True
     """Whether calls are drawn from the schema if no sibling's sample fits."""
 
 
-def lacking(by_op: Mapping[str, Sequence[Sample]], wanted: Sequence[str], seed: int = 0) -> list[DerivationTask]:
+def lacking(
+    by_op: Mapping[str, Sequence[Sample]], wanted: Sequence[str], seed: int = 0, device: str = "cpu"
+) -> list[DerivationTask]:
     """A task for each wanted overload without samples, sorted by overload."""
     have = sorted(op for op, found in by_op.items() if found)
     return [
-        DerivationTask(op, tuple(s for name in siblings(op, have) for s in _evenly(by_op[name], MOST_OF_ONE)), seed)
+        DerivationTask(op, _samples_of(siblings(op, have), by_op), seed, device=device)
         for op in sorted(set(wanted))
         if not by_op.get(op)
     ]
+
+
+def _samples_of(ops: Sequence[str], by_op: Mapping[str, Sequence[Sample]]) -> tuple[Sample, ...]:
+    return tuple(sample for op in ops for sample in _evenly(by_op[op], MOST_OF_ONE))
 
 
 def siblings(op: str, have: Sequence[str]) -> list[str]:
@@ -315,7 +349,7 @@ def make(task: DerivationTask, note: Callable[[int], None]) -> tuple[list[Sample
 
     `note` receives the number of the sibling's sample in use, since an op may crash the process on invalid arguments.
     """
-    why = missing_kernel_reason(task.op)
+    why = missing_kernel_reason(task.op, task.device)
     if why:
         return [], why
     made: dict[str, BoundCall] = {}
@@ -335,7 +369,7 @@ def make(task: DerivationTask, note: Callable[[int], None]) -> tuple[list[Sample
     if not task.draws:
         return [], max(refused, key=lambda why: refused[why], default="")
     try:
-        return draw_calls(task.op, task.dtypes, task.seed), ""
+        return draw_calls(task.op, task.dtypes, task.seed, task.device), ""
     except Unbound as no:
         return [], str(no)
 
@@ -346,6 +380,7 @@ def gather(
     wanted: Sequence[str],
     seed: int = 0,
     tick: Callable[[int], None] | None = None,
+    device: str = "cpu",
 ) -> tuple[dict[str, list[Sample]], dict[str, str]]:
     """Samples for the wanted overloads that have none, and the reasons for those that still have none.
 
@@ -353,7 +388,7 @@ def gather(
     """
     made: dict[str, list[Sample]] = {}
     reasons: dict[str, str] = {}
-    todo = lacking(by_op, wanted, seed)
+    todo = lacking(by_op, wanted, seed, device)
     while todo:
         again: list[DerivationTask] = []
         for task, answer in zip(todo, workers.run(make, todo, limit=SECONDS, tick=tick), strict=True):

@@ -50,8 +50,8 @@ _SCALARS = ("lr", "scale", "found_inf", "step", "offs")
 _POSITIVE = ("var", "sq", "std", "scale", "step", "noise", "lr")
 
 
-def draw_calls(op: str, dtypes: Sequence[str] = FIRST_DTYPES, seed: int = 0) -> list[Sample]:
-    """At most `MOST` calls for each dtype that the op accepts; if there are none, calls of other dtypes (`FALLBACK_DTYPES`).
+def draw_calls(op: str, dtypes: Sequence[str] = FIRST_DTYPES, seed: int = 0, device: str = "cpu") -> list[Sample]:
+    """At most `MOST` calls on that device for each dtype that the op accepts; if there are none, calls of other dtypes (`FALLBACK_DTYPES`).
 
     Raises `Unbound` with the most frequent error if the op rejects all.
     """
@@ -66,7 +66,7 @@ def draw_calls(op: str, dtypes: Sequence[str] = FIRST_DTYPES, seed: int = 0) -> 
         for _ in range(ATTEMPTS):
             number += 1
             try:
-                bound = _drawn(op, getattr(torch, dtype), rng, number)
+                bound = _drawn(op, getattr(torch, dtype), rng, number, device)
             except Unbound as no:
                 refused[str(no)] = refused.get(str(no), 0) + 1
                 continue
@@ -79,7 +79,7 @@ def draw_calls(op: str, dtypes: Sequence[str] = FIRST_DTYPES, seed: int = 0) -> 
     return found
 
 
-def _drawn(op: str, dtype: torch.dtype, rng: random.Random, number: int) -> BoundCall:
+def _drawn(op: str, dtype: torch.dtype, rng: random.Random, number: int, device: str) -> BoundCall:
     arguments = [a for a in overload(op)._schema.arguments if not a.is_out]
     shapes = next((s for word, s in _BY_DIMS.items() if word in op), _PLAIN)
     if is_float8(dtype):
@@ -87,8 +87,14 @@ def _drawn(op: str, dtype: torch.dtype, rng: random.Random, number: int) -> Boun
     draw = _Draw(rng.choice(shapes), rng.choice(_LISTS), dtype, rng)
     draw.backward = "backward" in op
     draw.on_lists = any(argument_kind(a) == "Tensors" for a in arguments)
-    values = [draw.value(a) for a in arguments]
+    values = [_moved(draw.value(a), device) for a in arguments]  # the same numbers on every device
     return complete_call(op, values, f"drawn from the schema, attempt {number}")
+
+
+def _moved(value: object, device: str) -> object:
+    if isinstance(value, list):
+        return [_moved(one, device) for one in value]
+    return value.to(device) if isinstance(value, Tensor) else value
 
 
 class _Draw:

@@ -27,7 +27,7 @@ from localtensor.layout import (
     widen_slack,
     within_slack,
 )
-from strategies.model.arguments import argument_names, trusts_caller
+from strategies.model.arguments import argument_names, argument_values, trusts_caller
 from strategies.model.rule import WRITTEN_UNDECLARED, Call, Sample, flat_results, overload, written_leaves
 
 STATISTICS = ("mean", "rstd", "save")
@@ -76,7 +76,8 @@ Function = Callable[[Sequence[Tensor]], Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class OracleResult:
-    """Results of one call on whole tensors; `slack[i]` is the tolerance of result i, a scalar, or inf at unstable elements.
+    """Results of one call on whole tensors; `slack[i]` is the tolerance of result i, a scalar, or inf at unstable elements;
+    None for a result whose values are not compared.
 
     `unstable` is the largest share of unstable elements in a result.  `metadata_only` is the reason why values cannot
     be compared, or empty.
@@ -119,18 +120,34 @@ def metadata_only(name: str) -> str:
     return ""
 
 
+RANDOM_STATE = frozenset({"rng_state", "unused", "philox_seed", "philox_offset"})
+"""Names of results of attention kernels that are states of a generator: uninitialised where there is no dropout."""
+
+
+def metadata_only_call(sample: Sample) -> str:
+    """As `metadata_only`, of one call: attention without dropout draws nothing, whatever the tag of its op."""
+    return "" if argument_values(sample).get("dropout_p") == 0 else metadata_only(sample.op)
+
+
+def random_states(name: str) -> frozenset[int]:
+    """The numbers of the op's results that are states of a random generator."""
+    return frozenset(i for i, result in enumerate(overload(name)._schema.returns) if result.name in RANDOM_STATE)
+
+
 def run_oracle(sample: Sample, tensors: Sequence[Tensor] | None = None, *, seed: int = 0) -> OracleResult:
     """The oracle of a call, on the sample's tensors unless others are given.  Raises one of `REJECTIONS` if the op does."""
     inputs = tuple(sample.tensors if tensors is None else tensors)
     raw, flat = run_call(sample.call, inputs, mutates=mutates(sample.op))
     outputs = tuple(flat)
-    only = metadata_only(sample.op)
+    only = metadata_only_call(sample)
     if not only and any(isinstance(v, Tensor) and v.dtype == torch.complex32 for v in (*inputs, *outputs)):
         only = "complex32, which torch cannot compare: judged by metadata only"
     if only:
         return OracleResult(inputs, outputs, (None,) * len(outputs), raw, only)
     spaced = strided_copies(sample.call, inputs)
     slack = _slack(lambda given: run_call(sample.call, given, mutates=False)[1], outputs, inputs, spaced, seed)
+    states = random_states(sample.op)
+    slack = tuple(None if i in states else s for i, s in enumerate(slack))
     return OracleResult(inputs, outputs, slack, raw, "", share_unstable(slack))
 
 

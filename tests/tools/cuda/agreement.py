@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,15 +29,24 @@ class Agreement:
 
 
 def agreement(
-    samples: Mapping[str, Sequence[Sample]], *, device: str, backend: str, most: int, ranks: int = 2, seed: int = 0
+    samples: Mapping[str, Sequence[Sample]],
+    *,
+    device: str,
+    backend: str,
+    most: int,
+    ranks: int = 2,
+    seed: int = 0,
+    until: float = math.inf,
 ) -> Agreement:
     """At most `most` cases, one of each overload, that the probe calls sound or wrong, run for real.
 
-    A case that the real run refuses on every rank, or that DTensor does not follow, is no disagreement.
+    No case begins after the time `until` of `time.monotonic`.  A case that the real run refuses on every rank, or that DTensor does not follow, is no disagreement.
     """
     apart, cases = [], 0
     with ProgramRealRuns(backend, device) as court:
         for instance in _spread(samples, ranks, seed, most):
+            if time.monotonic() > until:
+                break
             cases += 1
             seen = court.confirm(finding.case_of(instance, seed))
             wrong = instance.verdict is Verdict.UNSOUND
