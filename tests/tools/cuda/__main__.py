@@ -112,7 +112,7 @@ class _Part:
 
 
 def _programs(asked: argparse.Namespace) -> list[str]:
-    words = [sys.executable, "-m", "pytest", "-v", "-rfE", "--tb=short", "-p", "no:cacheprovider", "--durations=15"]
+    words = [sys.executable, "-m", "pytest", "-v", "-rfE", "--tb=short", "-p", "no:cacheprovider", "-p", "no:benchmark", "--durations=15"]
     workers = ["-n", str(max(1, 3 * asked.cores // 8)), "--dist", "worksteal"]
     return [*words, *workers, *asked.programs] if asked.programs else [sys.executable, "-c", ""]
 
