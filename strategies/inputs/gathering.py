@@ -176,6 +176,7 @@ def gather_samples(
 ) -> CapturedSamples:
     """The samples of the selected overloads.  If the likely OpInfos do not reach one of them, all OpInfos run."""
     picked = pick(settings, rules)
+    device, settings = settings.device, replace(settings, device="cpu")  # a sample has the same numbers on every device
 
     def passes(count: int) -> None:
         progress.phase("capturing samples", count)
@@ -183,9 +184,9 @@ def gather_samples(
     if picked.guessed:
         picked = _scouted(workers, picked, settings, progress)
     by_op, crashed, refused = gather(workers, picked, settings, progress.tick, passes)
-    narrow = _in_narrow_dtypes(picked, settings, by_op)
-    if narrow:
-        found, dead, no = capture(workers, narrow, picked, progress.tick, passes)
+    there = _passes_on(device, picked, settings, by_op)
+    if there:
+        found, dead, no = capture(workers, there, picked, progress.tick, passes)
         by_op, crashed, refused = {**found, **by_op}, [*crashed, *dead], refused + no
     drawn, without = _user_samples(workers, settings, [op for op in (rules.ops if rules else ()) if not by_op.get(op)])
     by_op |= drawn
@@ -196,9 +197,9 @@ def gather_samples(
     crashed += [dead for dead in without.values() if isinstance(dead, Crash)]
     wanted = sorted(picked.overloads)
     if picked.everything:
-        wanted = [m.op for m in user_modules.all_registered_overloads(settings.device)]
+        wanted = [m.op for m in user_modules.all_registered_overloads(device)]
     progress.phase("deriving samples", len(opinfo_samples.lacking(by_op, wanted, settings.seed)))
-    made, reasons = opinfo_samples.gather(workers, by_op, wanted, settings.seed, progress.tick, settings.device)
+    made, reasons = opinfo_samples.gather(workers, by_op, wanted, settings.seed, progress.tick, device)
     shelf: SamplesByOp = {op: ((), why) for op, why in {**without, **reasons}.items() if isinstance(why, str)}
     for op, own in (
         *chosen_samples(by_op, picked, settings),
@@ -287,20 +288,20 @@ NARROW = ("float32", "bfloat16")
 """Dtypes of kernels that a GPU alone has: attention takes nothing wider."""
 
 
-def _in_narrow_dtypes(
-    picked: SampleSelection, settings: Settings, met: Mapping[str, Sequence[Sample]]
+def _passes_on(
+    device: str, picked: SampleSelection, settings: Settings, met: Mapping[str, Sequence[Sample]]
 ) -> list[CapturePass]:
-    """Passes in which the overloads for which this device alone has a kernel may be reached, where none was so far."""
-    if settings.device == "cpu" or settings.dtypes != DEFAULT_DTYPES:
+    """Passes on a GPU in which the overloads for which it alone has a kernel may be reached."""
+    if device == "cpu" or settings.dtypes != DEFAULT_DTYPES:
         return []
-    members = user_modules.all_registered_overloads(settings.device)
+    members = user_modules.all_registered_overloads(device)
     here = [m.op for m in members if not m.cannot and user_modules.missing_kernel_reason(m.op)]
     infos = {*opinfo_samples.bearers([op for op in here if not met.get(op)])} & {*picked.infos}
     return [
-        CapturePass(n, dtype, which, settings.device, settings.seed)
+        CapturePass(n, dtype, which, device, settings.seed)
         for n in sorted(infos)
-        for dtype in NARROW
-        if torch_dtype(dtype) in opinfo_samples.database()[n].supported_dtypes(settings.device)
+        for dtype in (*settings.dtypes[:1], *NARROW)
+        if torch_dtype(dtype) in opinfo_samples.database()[n].supported_dtypes(device)
         for which in opinfo_samples.SIZES
     ]
 

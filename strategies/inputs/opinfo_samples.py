@@ -40,6 +40,7 @@ from strategies.base.worker_pool import TaskDone, TaskLost, Workers
 from strategies.inputs.schema_binding import BoundCall, Unbound, bind_to_sibling, prefer_finite
 from strategies.inputs.typed_values import FIRST_DTYPES, draw_calls
 from strategies.model.call_signature import diverse_subset
+from strategies.model.oracle import copied_to, kernels_on
 from strategies.model.rule import Sample, call_of
 from strategies.torch_api.user_modules import missing_kernel_reason
 
@@ -150,7 +151,13 @@ def capture_calls(
                         _run(info, sample, recorder, number)
                 except _REFUSALS as error:
                     failed[error_in_one_line(error, 100)] += 1
-    return recorder.best(), failed
+    return [_on_host(sample) for sample in recorder.best()], failed
+
+
+def _on_host(sample: Sample) -> Sample:
+    if all(x.device.type == "cpu" for x in sample.tensors):
+        return sample
+    return replace(sample, tensors=tuple(copied_to(x, "cpu") for x in sample.tensors))
 
 
 def _kernels(info: OpInfo, dtype: torch.dtype, device: str) -> Iterator[Callable[[], AbstractContextManager[object]]]:
@@ -171,7 +178,8 @@ def bearers(ops: Collection[str]) -> list[int]:
     roots = {op.split(".")[1].strip("_").removesuffix("_backward") for op in ops}
 
     def is_near(name: str) -> bool:
-        return any(root == name or _name_distance(root, name) is not None for root in roots)
+        words = set(name.split("_"))
+        return len(words) > 1 and any(words <= set(root.split("_")) for root in roots)
 
     return [n for n, info in enumerate(database()) if any(map(is_near, plain_names(info)))]
 
@@ -352,6 +360,11 @@ def make(task: DerivationTask, note: Callable[[int], None]) -> tuple[list[Sample
     why = missing_kernel_reason(task.op, task.device)
     if why:
         return [], why
+    with kernels_on(task.device):
+        return _derived(task, note)
+
+
+def _derived(task: DerivationTask, note: Callable[[int], None]) -> tuple[list[Sample], str]:
     made: dict[str, BoundCall] = {}
     refused: Counter[str] = Counter()
     for number, sample in enumerate(task.siblings):
@@ -369,7 +382,7 @@ def make(task: DerivationTask, note: Callable[[int], None]) -> tuple[list[Sample
     if not task.draws:
         return [], max(refused, key=lambda why: refused[why], default="")
     try:
-        return draw_calls(task.op, task.dtypes, task.seed, task.device), ""
+        return draw_calls(task.op, task.dtypes, task.seed), ""
     except Unbound as no:
         return [], str(no)
 

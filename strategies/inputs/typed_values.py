@@ -29,7 +29,7 @@ from torch import Tensor
 from localtensor.layout import is_float8
 from strategies.inputs.schema_binding import ABSENT, BoundCall, Unbound, complete_call, prefer_finite
 from strategies.model.arguments import SORTED_ARGUMENTS, argument_kind, is_index
-from strategies.model.oracle import REJECTIONS
+from strategies.model.oracle import REJECTIONS, run_call
 from strategies.model.rule import Sample, call_of, overload
 
 FIRST_DTYPES = ("float64", "int64", "bool", "complex64")
@@ -50,8 +50,8 @@ _SCALARS = ("lr", "scale", "found_inf", "step", "offs")
 _POSITIVE = ("var", "sq", "std", "scale", "step", "noise", "lr")
 
 
-def draw_calls(op: str, dtypes: Sequence[str] = FIRST_DTYPES, seed: int = 0, device: str = "cpu") -> list[Sample]:
-    """At most `MOST` calls on that device for each dtype that the op accepts; if there are none, calls of other dtypes (`FALLBACK_DTYPES`).
+def draw_calls(op: str, dtypes: Sequence[str] = FIRST_DTYPES, seed: int = 0) -> list[Sample]:
+    """At most `MOST` calls for each dtype that the op accepts; if there are none, calls of other dtypes (`FALLBACK_DTYPES`).
 
     Raises `Unbound` with the most frequent error if the op rejects all.
     """
@@ -66,7 +66,7 @@ def draw_calls(op: str, dtypes: Sequence[str] = FIRST_DTYPES, seed: int = 0, dev
         for _ in range(ATTEMPTS):
             number += 1
             try:
-                bound = _drawn(op, getattr(torch, dtype), rng, number, device)
+                bound = _drawn(op, getattr(torch, dtype), rng, number)
             except Unbound as no:
                 refused[str(no)] = refused.get(str(no), 0) + 1
                 continue
@@ -79,7 +79,7 @@ def draw_calls(op: str, dtypes: Sequence[str] = FIRST_DTYPES, seed: int = 0, dev
     return found
 
 
-def _drawn(op: str, dtype: torch.dtype, rng: random.Random, number: int, device: str) -> BoundCall:
+def _drawn(op: str, dtype: torch.dtype, rng: random.Random, number: int) -> BoundCall:
     arguments = [a for a in overload(op)._schema.arguments if not a.is_out]
     shapes = next((s for word, s in _BY_DIMS.items() if word in op), _PLAIN)
     if is_float8(dtype):
@@ -87,14 +87,8 @@ def _drawn(op: str, dtype: torch.dtype, rng: random.Random, number: int, device:
     draw = _Draw(rng.choice(shapes), rng.choice(_LISTS), dtype, rng)
     draw.backward = "backward" in op
     draw.on_lists = any(argument_kind(a) == "Tensors" for a in arguments)
-    values = [_moved(draw.value(a), device) for a in arguments]  # the same numbers on every device
+    values = [draw.value(a) for a in arguments]
     return complete_call(op, values, f"drawn from the schema, attempt {number}")
-
-
-def _moved(value: object, device: str) -> object:
-    if isinstance(value, list):
-        return [_moved(one, device) for one in value]
-    return value.to(device) if isinstance(value, Tensor) else value
 
 
 class _Draw:
@@ -312,7 +306,7 @@ def _tensor(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) ->
 def accepts(sample: Sample) -> bool:
     """Whether the op accepts the call."""
     try:
-        sample.call([t.clone() for t in sample.tensors])
+        run_call(sample.call, sample.tensors, mutates=True)
     except REJECTIONS:
         return False
     return True

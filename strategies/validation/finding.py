@@ -275,6 +275,7 @@ class OverloadTask:
     until: float = 0.0
     further: bool = True  # whether the samples are also cast to dtypes that none of them has
     source: str = "dtensor"
+    device: str = "cpu"
 
     def step(self, sample: int, mesh: int) -> int:
         """The number that a worker notes when it begins this sample on this mesh."""

@@ -30,7 +30,14 @@ from strategies.model.arguments import (
     trusts_caller,
     with_tensors,
 )
-from strategies.model.oracle import REJECTIONS, STATISTICS, OracleResult, metadata_only_call, run_call, run_stable_oracle
+from strategies.model.oracle import (
+    REJECTIONS,
+    STATISTICS,
+    OracleResult,
+    metadata_only_call,
+    run_call,
+    run_stable_oracle,
+)
 from strategies.model.rule import Sample, dtype_class, overload
 
 FURTHER_DTYPES = {

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import localtensor as lt
-from tests.device import DEVICE
+from tests.device import DEVICE, normal
 from tests.end_to_end.programs.lockstep_ways import assert_both
 from tests.tools.symmetric import measure, right  # noqa: F401  # registers the programs
 from tests.tools.symmetric.labels import RIGHT
@@ -143,7 +143,7 @@ def test_compiled_functions_in_lockstep_are_right_on_the_gpu(backend):
 
     torch.compiler.reset()
     with lt.LocalTensorMode(4):
-        x = lt.rank_map(lambda rank: torch.randn(16, 8, generator=torch.Generator().manual_seed(rank)).cuda())
+        x = lt.rank_map(lambda rank: normal(16, 8, seed=rank, dtype=torch.float32))
         w = torch.linspace(-1, 1, 32).view(8, 4).cuda().requires_grad_()
         compiled = lt.all_reduce(torch.compile(step, backend=backend)(x, w), "sum")
         compiled.sum().backward()

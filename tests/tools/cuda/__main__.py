@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import torch
@@ -38,7 +39,8 @@ EXAMPLES = """examples:
 """
 DEVICES = ("cuda", "cpu")
 PROGRAMS = "tests/end_to_end/programs"
-CONFIRMATION_SECONDS, AGREEMENT_SECONDS = 60.0, 60.0
+PLUGIN = "localtensor.pytest_plugin"
+CONFIRMATION_SECONDS, AGREEMENT_SECONDS = 60.0, 30.0
 CASES = 150
 """Cases of the comparison of simulation and real processes."""
 
@@ -112,9 +114,23 @@ class _Part:
 
 
 def _programs(asked: argparse.Namespace) -> list[str]:
-    words = [sys.executable, "-m", "pytest", "-v", "-rfE", "--tb=short", "-p", "no:cacheprovider", "-p", "no:benchmark", "--durations=15"]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-v",
+        "-rfE",
+        "--tb=short",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:benchmark",
+        "--durations=15",
+    ]
     workers = ["-n", str(max(1, 3 * asked.cores // 8)), "--dist", "worksteal"]
-    return [*words, *workers, *asked.programs] if asked.programs else [sys.executable, "-c", ""]
+    installed = any(entry.value == PLUGIN for entry in entry_points(group="pytest11"))
+    plugin = [] if installed else ["-p", PLUGIN]  # in a clone that is not installed
+    return [*words, *plugin, *workers, *asked.programs] if asked.programs else [sys.executable, "-c", ""]
 
 
 def _sweep(asked: argparse.Namespace, device: str) -> list[str]:
@@ -148,9 +164,7 @@ def _sweeps(console: Console, asked: argparse.Namespace) -> dict[str, journal.Jo
     return found
 
 
-def _compare(
-    console: Console, runs: dict[str, journal.JournalLines], out: Path, backends: dict[str, str]
-) -> None:
+def _compare(console: Console, runs: dict[str, journal.JournalLines], out: Path, backends: dict[str, str]) -> None:
     found, both = differing(runs["cpu"].lines, runs["cuda"].lines)
     console.print(f"{both} rules tried on both; judged otherwise on CUDA than on the CPU: {len(found)}")
     lines = {device: runs[device].lines for device in DEVICES}

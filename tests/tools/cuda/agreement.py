@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from strategies.model.oracle import REJECTIONS, run_oracle
+from strategies.model.oracle import REJECTIONS, kernels_on, run_oracle
 from strategies.model.rule import Sample
 from strategies.model.verdict import Instance, Verdict
 from strategies.programs.run.real_run import ProgramRealRuns
@@ -43,7 +43,7 @@ def agreement(
     No case begins after the time `until` of `time.monotonic`.  A case that the real run refuses on every rank, or that DTensor does not follow, is no disagreement.
     """
     apart, cases = [], 0
-    with ProgramRealRuns(backend, device) as court:
+    with kernels_on(device), ProgramRealRuns(backend, device) as court:
         for instance in _spread(samples, ranks, seed, most):
             if time.monotonic() > until:
                 break

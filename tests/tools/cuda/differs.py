@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from strategies.base.journal import Line, lines_of_kind
+from strategies.model.oracle import kernels_on
 from strategies.programs.run.real_run import ProgramRealRuns
 from strategies.sweep.aggregate import RealConfirmation
 from strategies.validation import finding as findings
@@ -91,7 +92,7 @@ KEPT = 2
 def _confirmations(
     todo: Mapping[str, Sequence[Candidate]], device: str, backend: str, until: float
 ) -> Iterator[tuple[str, Word]]:
-    with ProgramRealRuns(backend, device) as real_runs:
+    with kernels_on(device), ProgramRealRuns(backend, device) as real_runs:
         for outcome in RealConfirmation(real_runs, backend, 0, "dtensor").settle(todo, {*todo}):
             finding = outcome.finding
             why = f"{finding.reason}" if finding else "right on real processes"
@@ -102,7 +103,9 @@ def _confirmations(
 
 def _kind(word: Word) -> str:
     """What the verdict says: wrong for DTensor itself, right, suspect (wrong for the probe, and not for DTensor, or not run)."""
-    return {"unsound": "wrong", "refused": "wrong", "sound": "right", "cleared": "right"}.get(word.verdict, word.verdict)
+    return {"unsound": "wrong", "refused": "wrong", "sound": "right", "cleared": "right"}.get(
+        word.verdict, word.verdict
+    )
 
 
 def by_op(found: Sequence[Differs]) -> Iterator[str]:
