@@ -332,6 +332,8 @@ class _Validation:
 
     def _tasks(self, shelf: SamplesByOp) -> list[OverloadTask]:
         every = [d for op, (found, why) in shelf.items() for d in self._tasks_of(op, found, why)]
+        if self.settings.device != "cpu":  # what this device alone can run comes first: a run may be cut
+            every.sort(key=lambda task: not user_modules.missing_kernel_reason(task.op))
         if not self.done:
             return every
         left = [replace(d, only=frozenset(set(d.units()) - self.done)) for d in every]
