@@ -161,7 +161,7 @@ def _kernels(info: OpInfo, dtype: torch.dtype, device: str) -> Iterator[Callable
 
 def bearers(ops: Collection[str]) -> list[int]:
     """The OpInfos whose samples may reach these overloads, by their names: the op of a kernel, forward or backward."""
-    roots = {op.split(".")[1].strip("_").removesuffix("_backward") for op in ops}
+    roots = {op.split(".")[1].strip("_") for op in ops}
 
     def is_near(name: str) -> bool:
         words = set(name.split("_"))
