@@ -153,7 +153,8 @@ def _sweeps(console: Console, asked: argparse.Namespace) -> dict[str, journal.Jo
         for device, part in parts.items():
             code, path = part.code(), asked.out / f"{device}.jsonl"
             said = (part.log.read_text().strip().splitlines() or [""])[-1]
-            if code not in (0, 1, NOTHING, EXIT_INTERRUPTED) or not path.exists():
+            begun = path.exists() and path.stat().st_size
+            if code not in (0, 1, NOTHING, EXIT_INTERRUPTED) or not begun:
                 raise RuntimeError(f"{' '.join(part.words)} ended with code {code}: {said}")
             found[device] = journal.load_journal(path)
             units = sum(1 for _ in journal.lines_of_kind(found[device].lines, "unit"))
