@@ -106,7 +106,7 @@ flaky: $(TRIAL) ## the suite in twenty random orders; stopped, it goes on from f
 branches: $(TRIAL) ## branches of each package that the suite takes  (half an hour)
 	@$(PY) -m tests.tools.branches
 
-cuda: $(READY) ## with a GPU: the whole sweep on it, beside the CPU, real processes and torch's validator; without: exit 3
+cuda: $(READY) ## with a GPU: the whole sweep on it, beside the CPU, real processes and the training programs; without: exit 3
 	@$(PY) -m tests.tools.cuda
 
 pictures: $(READY) ## docs/report.png, docs/terminal.svg and docs/trace_*.png anew; JOURNAL=sweep.jsonl photographs that sweep  (a minute)

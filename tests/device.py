@@ -10,8 +10,6 @@ from torch import Tensor
 DEVICE = os.environ.get("LOCALTENSOR_TEST_DEVICE")
 """The argument `device` of `lt.run`; None leaves torch's default as it is."""
 MESH = DEVICE or "cpu"
-GLOO = DEVICE is None
-"""Whether gloo stands beside: of tensors on a GPU it serves some collectives only, and ends a process at others."""
 ON_CPU = pytest.mark.skipif(DEVICE is not None, reason="of the CPU's own kernels or generators")
 
 

@@ -73,7 +73,9 @@ def _tensor_fields(x: torch.Tensor) -> tuple[Any, ...]:
     plain = x.detach().resolve_conj().resolve_neg()
     dense = x.is_contiguous() or torch.empty_like(plain, memory_format=torch.preserve_format).stride() == x.stride()
     strides = x.stride() if dense else torch.empty(x.shape, device="meta").stride()
-    flat = torch.empty(x.numel(), dtype=x.dtype).copy_(plain.reshape(-1))  # reshape alone keeps the stride of one dim
+    flat = torch.empty(x.numel(), dtype=x.dtype, device="cpu").copy_(
+        plain.reshape(-1)
+    )  # reshape alone keeps the stride of one dim
     data = flat.view(torch.uint8).numpy().tobytes() if x.numel() else b""
     return bytearray(data), x.dtype, tuple(x.shape), tuple(strides), str(x.device), x.requires_grad
 

@@ -123,6 +123,10 @@ def _init_group(spec: WorkerSpec) -> None:
     dist.init_process_group(
         spec.backend, store=store, rank=spec.rank, world_size=spec.ranks, timeout=timeout, device_id=device
     )
+    if spec.backend == "gloo":
+        from localtensor.processes.staging import stage_gpu_tensors
+
+        stage_gpu_tensors()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # so output appears even if the rank is killed next

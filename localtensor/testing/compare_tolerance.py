@@ -68,7 +68,8 @@ class Noise(TorchDispatchMode):
     def __call__(self, x: Tensor) -> Tensor:
         if not x.is_floating_point() or torch.equal(x, x.round()):
             return x
-        toward = torch.where(torch.rand(x.shape, generator=self._rng) < 0.5, -torch.inf, torch.inf).to(x.dtype)
+        drawn = torch.rand(x.shape, generator=self._rng, device=self._rng.device)  # whatever the default device is
+        toward = torch.where(drawn < 0.5, -torch.inf, torch.inf).to(x.device, x.dtype)
         if x.dtype.itemsize > 2:
             return torch.nextafter(x, toward)
         return x + toward.sign() * x.abs() * torch.finfo(x.dtype).eps

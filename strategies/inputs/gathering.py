@@ -10,7 +10,6 @@ from __future__ import annotations
 import fnmatch
 import functools
 import json
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,15 +24,14 @@ from strategies.base.foreign_text import misfit, read_json
 from strategies.base.journal import FOREIGN_LINE_ERRORS
 from strategies.base.progress import Progress
 from strategies.base.worker_pool import Workers
-from strategies.inputs import opinfo_samples, typed_values
-from strategies.inputs.schema_binding import Unbound
+from strategies.inputs import derived_samples, opinfo_samples
 from strategies.model import codec
 from strategies.model.call_signature import diverse_subset
 from strategies.model.rule import Sample, overload
-from strategies.model.settings import DTYPES, BadSetting, Settings, UnknownOp, torch_dtype
+from strategies.model.settings import DEFAULT_DTYPES, DTYPES, BadSetting, Settings, UnknownOp, torch_dtype
 from strategies.model.verdict import Crash
 from strategies.torch_api import dtensor, user_modules
-from strategies.torch_api.user_modules import RegisteredRules, import_rules
+from strategies.torch_api.user_modules import RegisteredRules
 
 SAMPLES, TRACED, NAMED, SEARCHED = 24, 6, 64, 10
 """Samples tested per overload: in a sweep, of a decomposition, of an op that the user named, and in a search."""
@@ -176,6 +174,7 @@ def gather_samples(
 ) -> CapturedSamples:
     """The samples of the selected overloads.  If the likely OpInfos do not reach one of them, all OpInfos run."""
     picked = pick(settings, rules)
+    device, settings = settings.device, replace(settings, device="cpu")  # a sample has the same numbers on every device
 
     def passes(count: int) -> None:
         progress.phase("capturing samples", count)
@@ -183,7 +182,13 @@ def gather_samples(
     if picked.guessed:
         picked = _scouted(workers, picked, settings, progress)
     by_op, crashed, refused = gather(workers, picked, settings, progress.tick, passes)
-    drawn, without = _user_samples(workers, settings, [op for op in (rules.ops if rules else ()) if not by_op.get(op)])
+    there = _passes_on(device, picked, settings, by_op)
+    if there:
+        found, dead, no = capture(workers, there, picked, progress.tick, passes)
+        by_op, crashed, refused = {**found, **by_op}, [*crashed, *dead], refused + no
+    drawn, without = derived_samples.user_op_draws(
+        workers, settings, [op for op in (rules.ops if rules else ()) if not by_op.get(op)]
+    )
     by_op |= drawn
     more = wider(picked, by_op)
     if more.infos:
@@ -192,9 +197,9 @@ def gather_samples(
     crashed += [dead for dead in without.values() if isinstance(dead, Crash)]
     wanted = sorted(picked.overloads)
     if picked.everything:
-        wanted = [m.op for m in user_modules.all_registered_overloads(settings.device)]
-    progress.phase("deriving samples", len(opinfo_samples.lacking(by_op, wanted, settings.seed)))
-    made, reasons = opinfo_samples.gather(workers, by_op, wanted, settings.seed, progress.tick)
+        wanted = [m.op for m in user_modules.all_registered_overloads(device)]
+    progress.phase("deriving samples", len(derived_samples.lacking(by_op, wanted, settings.seed)))
+    made, reasons = derived_samples.gather(workers, by_op, wanted, settings.seed, progress.tick, device)
     shelf: SamplesByOp = {op: ((), why) for op, why in {**without, **reasons}.items() if isinstance(why, str)}
     for op, own in (
         *chosen_samples(by_op, picked, settings),
@@ -275,11 +280,45 @@ def gather(
         if torch_dtype(dtype) in database[n].supported_dtypes(settings.device)
         for which in opinfo_samples.SIZES
     ]
+    _check_dtypes(picked, settings, bool(todo))
+    return capture(workers, todo, picked, tick, passes)
+
+
+NARROW = ("float32", "bfloat16")
+"""Dtypes of kernels that a GPU alone has: attention takes nothing wider."""
+
+
+def _passes_on(
+    device: str, picked: SampleSelection, settings: Settings, met: Mapping[str, Sequence[Sample]]
+) -> list[CapturePass]:
+    """Passes on a GPU in which the overloads for which it alone has a kernel may be reached."""
+    if device == "cpu" or settings.dtypes != DEFAULT_DTYPES:
+        return []
+    members = user_modules.all_registered_overloads(device)
+    here = [m.op for m in members if not m.cannot and user_modules.missing_kernel_reason(m.op)]
+    infos = {*opinfo_samples.bearers([op for op in here if not met.get(op)])} & {*picked.infos}
+    return [
+        CapturePass(n, dtype, which, device, settings.seed)
+        for n in sorted(infos)
+        for dtype in (*settings.dtypes[:1], *NARROW)
+        if torch_dtype(dtype) in opinfo_samples.database()[n].supported_dtypes(device)
+        for which in opinfo_samples.SIZES
+    ]
+
+
+def capture(
+    workers: Workers,
+    todo: Sequence[CapturePass],
+    picked: SampleSelection,
+    tick: Callable[[int], None],
+    passes: Callable[[int], None],
+) -> tuple[dict[str, list[Sample]], list[Crash], Counter[str]]:
+    """What these passes capture, as `gather`."""
     passes(len(todo))
+    database = opinfo_samples.database() if todo else []
     by_op: dict[str, list[Sample]] = defaultdict(list)
     crashed: list[Crash] = []
     refused: Counter[str] = Counter()
-    _check_dtypes(picked, settings, bool(todo))
     answers = workers.run(run_capture_pass, todo, limit=SECONDS, tick=tick)
     for one, answer in zip(todo, answers, strict=True):
         name = f"{database[one.info].formatted_name}[{one.dtype},{one.sizes}]"
@@ -289,27 +328,8 @@ def gather(
                     by_op[sample.op].append(sample)
             refused.update({f"{name}: {why}": n for why, n in answer.value[1].items()})
         else:
-            crashed.append(_crash(name, answer))
+            crashed.append(derived_samples.capture_crash(name, answer))
     return by_op, crashed, refused
-
-
-def _user_samples(
-    workers: Workers, settings: Settings, ops: Sequence[str]
-) -> tuple[dict[str, list[Sample]], dict[str, str | Crash]]:
-    """The samples of a user's overloads, and for those without any the reason or the crash."""
-    own = [UserOpTask(op, settings.dtypes, settings.seed, settings.rules, settings.folder) for op in ops]
-    found: dict[str, list[Sample]] = {}
-    without: dict[str, str | Crash] = {}
-    if not ops:
-        return found, without
-    for unknown, answer in zip(own, workers.run(user_op_samples, own, limit=SECONDS), strict=True):
-        if not isinstance(answer, worker_pool.TaskDone):
-            without[unknown.op] = _crash(unknown.op, answer)
-        elif answer.value[0]:
-            found[unknown.op] = answer.value[0]
-        else:
-            without[unknown.op] = answer.value[1]
-    return found, without
 
 
 def _check_dtypes(picked: SampleSelection, settings: Settings, supported: bool) -> None:
@@ -318,41 +338,6 @@ def _check_dtypes(picked: SampleSelection, settings: Settings, supported: bool) 
         able = ", ".join(sorted(takes & set(DTYPES))) or "none of those tried"
         given = " ".join(settings.dtypes)
         raise BadSetting("--dtype", given, f"no op that you named takes it on {settings.device}", f"They take {able}.")
-
-
-def _crash(name: str, answer: worker_pool.TaskFailed | worker_pool.TaskLost) -> Crash:
-    if isinstance(answer, worker_pool.TaskFailed):
-        return Crash(name, "its samples", answer.error, answer.trace)
-    return Crash(name, "its samples", answer.why)
-
-
-@dataclass(frozen=True, slots=True)
-class UserOpTask:
-    """A worker's task: an overload without an OpInfo, and the rules module that registered it."""
-
-    op: str
-    dtypes: tuple[str, ...]
-    seed: int
-    module: str
-    folder: str
-
-
-def user_op_samples(unknown: UserOpTask, note: Callable[[int], None]) -> tuple[list[Sample], str]:
-    """Run by a worker: the samples of the module's `samples` function, else calls drawn from the schema; or why there are
-    none."""
-    import_rules(unknown.module, unknown.folder)
-    hook = getattr(sys.modules[unknown.module], "samples", None)
-    target = overload(unknown.op)
-    if hook is not None:
-        made = typed_values.user_samples(target, hook(target))
-        return made, "" if made else "the module's samples() yields no call of it"
-    made = typed_values.schema_calls(target, [torch_dtype(d) for d in unknown.dtypes], unknown.seed)
-    if made:
-        return made, ""
-    try:
-        return typed_values.draw_calls(unknown.op, unknown.dtypes, unknown.seed), ""
-    except Unbound as no:
-        return [], str(no)
 
 
 def samples_path(journal: Path) -> Path:

@@ -8,8 +8,6 @@
 
 OpInfo's own sizes are 20, 10, 5 and 3, of which only two are even; so every op is also sampled with 12, 8, 4 and 2.
 OpInfo is imported on first use, since the import takes seconds.
-
-An overload that OpInfo does not reach gets its samples from those of its siblings, else from its schema.
 """
 
 from __future__ import annotations
@@ -22,8 +20,9 @@ import re
 import sys
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -35,12 +34,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor._util import drawn_samples, opinfo_list
 from localtensor.errors import error_in_one_line
-from strategies.base.worker_pool import TaskDone, TaskLost, Workers
-from strategies.inputs.schema_binding import BoundCall, Unbound, bind_to_sibling, prefer_finite
-from strategies.inputs.typed_values import FIRST_DTYPES, draw_calls
 from strategies.model.call_signature import diverse_subset
+from strategies.model.oracle import copied_to
 from strategies.model.rule import Sample, call_of
-from strategies.torch_api.user_modules import missing_kernel_reason
 
 if TYPE_CHECKING:
     from torch.testing._internal.opinfo.core import OpInfo, SampleInput
@@ -49,20 +45,13 @@ SIZES = {"odd": (20, 10, 5, 3), "even": (12, 8, 4, 2)}
 """The values of L, M, S and XS in the two passes."""
 ONE_SIZE = {"_segment_reduce_lengths", "_segment_reduce_offsets"}
 """OpInfos whose samples contain lengths for S = 5: with another S torch writes out of bounds (2.13)."""
+ATTENTION = "nn.functional.scaled_dot_product_attention"
 MOST_DRAWN, MOST_CALLS = 240, 60
 """Samples of one OpInfo, dtype and pass that are drawn, and that are run."""
 MOST_KEPT, MOST_OTHERS, MOST_MET = 24, 4, 12
 """Calls kept of an overload with the OpInfo's name, and of another one, out of how many."""
 MOST_NUMEL, MOST_INPUT = 20_000, 200_000
 """The most elements of a tensor of a recorded call, and of all inputs of a sample that is run."""
-MOST_SIBLINGS, MOST_OF_ONE, MOST = 2, 28, 24
-"""Siblings whose samples are used, samples of each, and samples made of one overload."""
-_NEAR = 0.7
-"""The least ratio of the lengths of two similar names."""
-MOST_ALONE = 12
-"""Samples of an overload that are tested one per task, after one of them killed its worker."""
-SECONDS = 60.0
-"""Time limit of one overload."""
 T = TypeVar("T")
 Overload = torch._ops.OpOverload
 Wanted = Callable[[Overload], bool]
@@ -141,12 +130,44 @@ def capture_calls(
     with opinfo_sizes(which):
         with drawn_samples(info, device, dtype, requires_grad=grad) as every:
             few = _drawn_samples(every, failed)
-        for number, sample in few:
-            try:
-                _run(info, sample, recorder, number)
-            except _REFUSALS as error:
-                failed[error_in_one_line(error, 100)] += 1
-    return recorder.best(), failed
+        for kernels in _kernels(info, dtype, device):
+            for number, sample in few:
+                try:
+                    with kernels():
+                        _run(info, sample, recorder, number)
+                except _REFUSALS as error:
+                    failed[error_in_one_line(error, 100)] += 1
+    return [_on_host(sample) for sample in recorder.best()], failed
+
+
+def _on_host(sample: Sample) -> Sample:
+    if all(x.device.type == "cpu" for x in sample.tensors):
+        return sample
+    return replace(sample, tensors=tuple(copied_to(x, "cpu") for x in sample.tensors))
+
+
+def _kernels(info: OpInfo, dtype: torch.dtype, device: str) -> Iterator[Callable[[], AbstractContextManager[object]]]:
+    """Contexts in which the samples run: torch's own choice of kernels, then for attention on a GPU each of its kernels.
+
+    Torch chooses one for a call, and each has its own overload; none of the others takes double precision.
+    """
+    yield contextlib.nullcontext
+    if torch.device(device).type == "cuda" and info.name == ATTENTION and dtype.itemsize <= torch.float32.itemsize:
+        from torch.nn.attention import SDPBackend, sdpa_kernel  # lazy: not needed without a GPU
+
+        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+            yield functools.partial(sdpa_kernel, backend)
+
+
+def bearers(ops: Collection[str]) -> list[int]:
+    """The OpInfos whose samples may reach these overloads, by their names: the op of a kernel, forward or backward."""
+    roots = {op.split(".")[1].strip("_") for op in ops}
+
+    def is_near(name: str) -> bool:
+        words = set(name.split("_"))
+        return len(words) > 1 and any(words <= set(root.split("_")) for root in roots)
+
+    return [n for n, info in enumerate(database()) if any(map(is_near, plain_names(info)))]
 
 
 def _drawn_samples(every: Iterator[Any], failed: Counter[str]) -> list[tuple[int, Any]]:
@@ -163,10 +184,10 @@ def _drawn_samples(every: Iterator[Any], failed: Counter[str]) -> list[tuple[int
             small.append((number, sample))
     if len(small) < len(found):
         failed[f"samples of more than {MOST_INPUT} elements are left out"] += len(found) - len(small)
-    return _evenly(small, MOST_CALLS)
+    return evenly(small, MOST_CALLS)
 
 
-def _evenly(found: Sequence[T], most: int) -> list[T]:
+def evenly(found: Sequence[T], most: int) -> list[T]:
     """At most so many items at even distances, since neighbours are alike."""
     step = max(1.0, len(found) / most)
     return [found[int(i * step)] for i in range(min(most, len(found)))]
@@ -184,8 +205,8 @@ def _run(info: OpInfo, sample: SampleInput, recorder: _Recorder, number: int) ->
     outs = [t for t in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(t, Tensor) and t.requires_grad]
     if outs:
         cotangents = [torch.randn_like(t) for t in outs]
-        with recorder.stage(f"#{number} backward"):
-            torch.autograd.backward(outs, cotangents)
+        with recorder.stage(f"#{number} backward"), torch.autograd.set_multithreading_enabled(False):
+            torch.autograd.backward(outs, cotangents)  # in this thread on a GPU, too
     inplace = info.inplace_variant
     if inplace is None or not isinstance(sample.input, Tensor) or sample.broadcasts_input:
         return
@@ -255,123 +276,3 @@ class _Recorder(TorchDispatchMode):
 def _usable(t: Tensor) -> bool:
     plain = type(t) in (Tensor, torch.nn.Parameter) and t.layout == torch.strided
     return plain and not t.is_quantized and t.numel() <= MOST_NUMEL
-
-
-@dataclass(frozen=True, slots=True)
-class DerivationTask:
-    """A worker's task: one overload without samples, and the samples of its nearest siblings."""
-
-    op: str
-    siblings: tuple[Sample, ...]
-    seed: int = 0
-    dtypes: tuple[str, ...] = FIRST_DTYPES
-    draws: bool = True
-    """Whether calls are drawn from the schema if no sibling's sample fits."""
-
-
-def lacking(by_op: Mapping[str, Sequence[Sample]], wanted: Sequence[str], seed: int = 0) -> list[DerivationTask]:
-    """A task for each wanted overload without samples, sorted by overload."""
-    have = sorted(op for op, found in by_op.items() if found)
-    return [
-        DerivationTask(op, tuple(s for name in siblings(op, have) for s in _evenly(by_op[name], MOST_OF_ONE)), seed)
-        for op in sorted(set(wanted))
-        if not by_op.get(op)
-    ]
-
-
-def siblings(op: str, have: Sequence[str]) -> list[str]:
-    """The overloads with the most similar names, most similar first: of the same op, then of similar ones."""
-    near = sorted((d, name) for name in have for d in [_distance(op, name)] if d is not None)
-    return [name for _, name in near[:MOST_SIBLINGS]]
-
-
-def _distance(op: str, other: str) -> float | None:
-    ours, theirs = _root(op), _root(other)
-    if ours == theirs:
-        return 0.0 if op.split(".")[1] == other.split(".")[1] else 0.1
-    return _name_distance(ours, theirs)
-
-
-@functools.cache
-def _name_distance(ours: str, theirs: str) -> float | None:
-    long, short = sorted((ours, theirs), key=len, reverse=True)
-    if ("backward" in ours) != ("backward" in theirs) or not set(short.split("_")) <= set(long.split("_")):
-        return None
-    share = len(short) / len(long)
-    return 2.0 - share if share >= _NEAR else None
-
-
-@functools.cache
-def _root(op: str) -> str:
-    """The name that an op shares with its variants: `index_put` of `_index_put_impl_`, `view` of `view_copy`."""
-    packet = op.split(".")[1].strip("_")
-    for ending in ("_functional", "_copy", "_impl"):
-        packet = packet.removesuffix(ending)
-    return packet
-
-
-def make(task: DerivationTask, note: Callable[[int], None]) -> tuple[list[Sample], str]:
-    """Run by a worker: samples of one overload, or the reason why there are none.
-
-    `note` receives the number of the sibling's sample in use, since an op may crash the process on invalid arguments.
-    """
-    why = missing_kernel_reason(task.op)
-    if why:
-        return [], why
-    made: dict[str, BoundCall] = {}
-    refused: Counter[str] = Counter()
-    for number, sample in enumerate(task.siblings):
-        note(number)
-        try:
-            bound = bind_to_sibling(sample, task.op)
-        except Unbound as no:
-            refused[str(no)] += 1
-            continue
-        made.setdefault(str(bound.sample.arguments()), bound)
-        if len(made) >= MOST:
-            break
-    if made:
-        return prefer_finite(made.values()), ""
-    if not task.draws:
-        return [], max(refused, key=lambda why: refused[why], default="")
-    try:
-        return draw_calls(task.op, task.dtypes, task.seed), ""
-    except Unbound as no:
-        return [], str(no)
-
-
-def gather(
-    workers: Workers,
-    by_op: Mapping[str, Sequence[Sample]],
-    wanted: Sequence[str],
-    seed: int = 0,
-    tick: Callable[[int], None] | None = None,
-) -> tuple[dict[str, list[Sample]], dict[str, str]]:
-    """Samples for the wanted overloads that have none, and the reasons for those that still have none.
-
-    The result is determined by the seed.  If an op kills its worker on one sample, the remaining ones are tested one by one.
-    """
-    made: dict[str, list[Sample]] = {}
-    reasons: dict[str, str] = {}
-    todo = lacking(by_op, wanted, seed)
-    while todo:
-        again: list[DerivationTask] = []
-        for task, answer in zip(todo, workers.run(make, todo, limit=SECONDS, tick=tick), strict=True):
-            if isinstance(answer, TaskDone):
-                found, why = answer.value
-                made.setdefault(task.op, []).extend(found)
-            else:
-                why = answer.why if isinstance(answer, TaskLost) else answer.error
-                again += _apart(task, answer.noted) if isinstance(answer, TaskLost) else []
-            reasons.update({task.op: why} if why else {})
-        todo = again
-    made = {op: found for op, found in sorted(made.items()) if found}
-    return made, {op: why for op, why in sorted(reasons.items()) if op not in made}
-
-
-def _apart(task: DerivationTask, killer: int) -> list[DerivationTask]:
-    """The task without the sample that killed its worker: the samples before it together, each one after it alone."""
-    if len(task.siblings) <= 1 or killer < 0:
-        return []
-    behind = [replace(task, siblings=(s,), draws=False) for s in task.siblings[killer + 1 :][:MOST_ALONE]]
-    return [replace(task, siblings=task.siblings[:killer], draws=True), *behind]

@@ -17,7 +17,7 @@ from torch import Tensor
 from localtensor.errors import error_in_one_line
 from localtensor.layout import all_finite
 from strategies.model.arguments import argument_kind
-from strategies.model.oracle import REJECTIONS, metadata_only
+from strategies.model.oracle import REJECTIONS, metadata_only, run_call
 from strategies.model.rule import Leaf, Sample, call_of, flat_results, overload
 
 OUT_FILL = 3
@@ -72,8 +72,8 @@ def complete_call(target: str, values: Sequence[Any], origin: str) -> BoundCall:
     call, tensors = call_of(overload(target), args, kwargs)
     made = Sample(call, tuple(t.detach() for t in tensors), origin)
     clones = [t.clone() for t in made.tensors]
-    out = _try(made.call, clones)
-    every = [x for x in (*clones, *flat_results(out)) if isinstance(x, Tensor)]
+    flat = _try(lambda given: run_call(call, given, mutates=False)[1], clones)
+    every = [x for x in (*clones, *flat) if isinstance(x, Tensor)]
     return BoundCall(made, bool(metadata_only(target)) or all(map(all_finite, every)))
 
 

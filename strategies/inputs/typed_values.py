@@ -29,7 +29,7 @@ from torch import Tensor
 from localtensor.layout import is_float8
 from strategies.inputs.schema_binding import ABSENT, BoundCall, Unbound, complete_call, prefer_finite
 from strategies.model.arguments import SORTED_ARGUMENTS, argument_kind, is_index
-from strategies.model.oracle import REJECTIONS
+from strategies.model.oracle import REJECTIONS, run_call
 from strategies.model.rule import Sample, call_of, overload
 
 FIRST_DTYPES = ("float64", "int64", "bool", "complex64")
@@ -306,7 +306,7 @@ def _tensor(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) ->
 def accepts(sample: Sample) -> bool:
     """Whether the op accepts the call."""
     try:
-        sample.call([t.clone() for t in sample.tensors])
+        run_call(sample.call, sample.tensors, mutates=True)
     except REJECTIONS:
         return False
     return True

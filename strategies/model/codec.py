@@ -119,7 +119,7 @@ def tensor(x: Tensor) -> list[Any]:
     if not _is_dense(x):
         raise NotEncodable(f"a tensor of layout {x.layout}")
     plain = x.detach().cpu().resolve_conj().resolve_neg()
-    raw = torch.empty(x.numel(), dtype=x.dtype).copy_(plain.reshape(-1))
+    raw = torch.empty(x.numel(), dtype=x.dtype, device="cpu").copy_(plain.reshape(-1))
     data = raw.view(torch.uint8).numpy().tobytes() if raw.numel() else b""
     made: list[Any] = [str(x.dtype).removeprefix("torch."), list(x.shape), base64.b64encode(data).decode()]
     contiguous = x.stride() == torch.empty(x.shape, device="meta").stride()

@@ -11,12 +11,15 @@ are copied without gaps.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from localtensor.layout import (
     DOUBLE_OF,
@@ -27,7 +30,7 @@ from localtensor.layout import (
     widen_slack,
     within_slack,
 )
-from strategies.model.arguments import argument_names, trusts_caller
+from strategies.model.arguments import argument_names, argument_values, trusts_caller
 from strategies.model.rule import WRITTEN_UNDECLARED, Call, Sample, flat_results, overload, written_leaves
 
 STATISTICS = ("mean", "rstd", "save")
@@ -76,7 +79,8 @@ Function = Callable[[Sequence[Tensor]], Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class OracleResult:
-    """Results of one call on whole tensors; `slack[i]` is the tolerance of result i, a scalar, or inf at unstable elements.
+    """Results of one call on whole tensors; `slack[i]` is the tolerance of result i, a scalar, or inf at unstable elements;
+    None for a result whose values are not compared.
 
     `unstable` is the largest share of unstable elements in a result.  `metadata_only` is the reason why values cannot
     be compared, or empty.
@@ -94,11 +98,63 @@ REJECTIONS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexErr
 """What an op raises for arguments that it rejects; any other exception is a crash."""
 
 
+_KERNELS: ContextVar[str] = ContextVar("kernels", default="cpu")
+
+
+@contextmanager
+def kernels_on(device: str) -> Iterator[None]:
+    """Inside the block `run_call` runs ops on copies of their tensors on that device, and gives results in memory of the host:
+    all that is computed around an op stays there, where the many small steps of a test cost less."""
+    token = _KERNELS.set(device)
+    try:
+        yield
+    finally:
+        _KERNELS.reset(token)
+
+
+def kernel_device() -> str:
+    """The device of `kernels_on`."""
+    return _KERNELS.get()
+
+
+def copied_to(x: Tensor, device: str) -> Tensor:
+    """A copy on that device with the same strides, also where elements overlap or have gaps."""
+    if x.layout != torch.strided or x.is_contiguous() or x.is_conj() or x.is_neg() or not x.numel():
+        return x.to(device, copy=True)
+    reach = 1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
+    return x.as_strided((reach,), (1,), x.storage_offset()).to(device, copy=True).as_strided(x.shape, x.stride())
+
+
+def placed_call(call: Call, device: str) -> Call:
+    """The call with that device where it names one: its sample was made on the CPU."""
+
+    def placed(value: object) -> object:
+        return torch.device(device) if isinstance(value, torch.device) and value.type in ("cpu", "cuda") else value
+
+    return Call(call.op, tuple(map(placed, call.args)), tuple((name, placed(v)) for name, v in call.kwargs))
+
+
+def _run_there(call: Call, tensors: Sequence[Tensor], device: str, mutates: bool) -> tuple[Any, list[Any]]:
+    names = argument_names(Sample(call, tuple(tensors), "")) if "scalars" in call.named() else ()
+    on_host = {i for i, name in enumerate(names) if name == "scalars"}  # the numbers of foreach ops
+    given = [x.clone() for x in tensors] if mutates else tensors  # a clone of an expanded tensor is dense
+    there = [x.clone() if i in on_host else copied_to(x, device) for i, x in enumerate(given)]
+
+    def home(value: object) -> object:
+        return copied_to(value, "cpu") if isinstance(value, Tensor) else value
+
+    raw = tree_map(home, placed_call(call, device)(there))
+    return raw, [*flat_results(raw), *(home(there[leaf]) for leaf in written_leaves(call))]
+
+
 def run_call(call: Call, tensors: Sequence[Tensor], *, mutates: bool) -> tuple[Any, list[Any]]:
     """The op's raw result, and the flat list of its results and of the arguments that it wrote to without returning them.
 
-    With `mutates`, the op gets copies of the tensors.
+    With `mutates`, the op gets copies of the tensors; so it does inside `kernels_on` another device.
     """
+    device = _KERNELS.get()
+    if device != "cpu" and type(call) is Call:
+        return _run_there(call, tensors, device, mutates)
     given = [t.clone() for t in tensors] if mutates else tensors
     raw = call(given)
     return raw, [*flat_results(raw), *(given[leaf] for leaf in written_leaves(call))]
@@ -119,18 +175,34 @@ def metadata_only(name: str) -> str:
     return ""
 
 
+RANDOM_STATE = frozenset({"rng_state", "unused", "philox_seed", "philox_offset"})
+"""Names of results of attention kernels that are states of a generator: uninitialised where there is no dropout."""
+
+
+def metadata_only_call(sample: Sample) -> str:
+    """As `metadata_only`, of one call: attention without dropout draws nothing, whatever the tag of its op."""
+    return "" if argument_values(sample).get("dropout_p") == 0 else metadata_only(sample.op)
+
+
+def random_states(name: str) -> frozenset[int]:
+    """The numbers of the op's results that are states of a random generator."""
+    return frozenset(i for i, result in enumerate(overload(name)._schema.returns) if result.name in RANDOM_STATE)
+
+
 def run_oracle(sample: Sample, tensors: Sequence[Tensor] | None = None, *, seed: int = 0) -> OracleResult:
     """The oracle of a call, on the sample's tensors unless others are given.  Raises one of `REJECTIONS` if the op does."""
     inputs = tuple(sample.tensors if tensors is None else tensors)
     raw, flat = run_call(sample.call, inputs, mutates=mutates(sample.op))
     outputs = tuple(flat)
-    only = metadata_only(sample.op)
+    only = metadata_only_call(sample)
     if not only and any(isinstance(v, Tensor) and v.dtype == torch.complex32 for v in (*inputs, *outputs)):
         only = "complex32, which torch cannot compare: judged by metadata only"
     if only:
         return OracleResult(inputs, outputs, (None,) * len(outputs), raw, only)
     spaced = strided_copies(sample.call, inputs)
     slack = _slack(lambda given: run_call(sample.call, given, mutates=False)[1], outputs, inputs, spaced, seed)
+    states = random_states(sample.op)
+    slack = tuple(None if i in states else s for i, s in enumerate(slack))
     return OracleResult(inputs, outputs, slack, raw, "", share_unstable(slack))
 
 

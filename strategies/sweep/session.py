@@ -28,6 +28,7 @@ from strategies.base.progress import Progress
 from strategies.base.worker_pool import TIMED_OUT, TaskDone, TaskFailed, TaskLost, Workers
 from strategies.inputs import gathering
 from strategies.inputs.gathering import SamplesByOp, gather_samples, matching_overloads
+from strategies.model.oracle import kernels_on
 from strategies.model.rule import Sample, dtype_class
 from strategies.model.settings import DEFAULT_DTYPES, Settings
 from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, Verdict, WorkUnit, digest, read_unit
@@ -70,7 +71,8 @@ def validate_task(task: OverloadTask, note: Note) -> list[TaskResult]:
         return []
     if task.home[0]:
         import_rules(*task.home)
-    with cached_traces():
+    # What follows an op, and several axes, are simulated with the kernels of the CPU.
+    with cached_traces(), kernels_on(task.device if task.kind == ALONE and task.source == "dtensor" else "cpu"):
         results = _VALIDATORS[task.kind](task, note)
     if task.source == "dtensor":
         validate_laws(task, results, note)
@@ -323,13 +325,15 @@ class _Validation:
             OverloadTask(
                 op, _samples_for(kind, found), tuple(meshes), settings.seed, kind,
                 settings.search and kind == ALONE, home=self.home, why=why, until=settings.until,
-                further=settings.dtypes == DEFAULT_DTYPES, source=settings.source,
+                further=settings.dtypes == DEFAULT_DTYPES, source=settings.source, device=settings.device,
             )
             for kind, meshes in kinds.items()
         ]  # fmt: skip
 
     def _tasks(self, shelf: SamplesByOp) -> list[OverloadTask]:
         every = [d for op, (found, why) in shelf.items() for d in self._tasks_of(op, found, why)]
+        if self.settings.device != "cpu":  # what this device alone can run comes first: a run may be cut
+            every.sort(key=lambda task: not user_modules.missing_kernel_reason(task.op))
         if not self.done:
             return every
         left = [replace(d, only=frozenset(set(d.units()) - self.done)) for d in every]
@@ -358,7 +362,8 @@ class _Validation:
         for settled in same:
             self._add_confirmation(settled)
         self.progress.phase("confirming on real processes", len(tried))
-        with ProgramRealRuns(self.settings.confirm, self.settings.device, self.home) as real_runs:
+        kernels = kernels_on(self.settings.device)  # what the op gives is that of the device on which DTensor runs it
+        with kernels, ProgramRealRuns(self.settings.confirm, self.settings.device, self.home) as real_runs:
             session = aggregate.RealConfirmation(real_runs, self.settings.confirm, self.settings.seed, self.home[0])
             session.note = self.progress.now
             for settled in session.settle(tried, set(suspected)):
@@ -370,7 +375,8 @@ class _Validation:
     ) -> dict[str, Sequence[Candidate]]:
         """The same, with smaller cases first.  A rule whose shrinking kills its worker stays as it was."""
         seed, home = self.settings.seed, self.home
-        doubts = [ShrinkTask(name, tuple(found), name in suspected, seed, home) for name, found in todo.items()]
+        device = self.settings.device
+        doubts = [ShrinkTask(name, tuple(found), name in suspected, seed, home, device) for name, found in todo.items()]
         self.progress.phase("making findings small", len(doubts))
         answers = workers.run(smaller_candidates, doubts, limit=SHRINK_SECONDS, tick=self._ticks(workers))
         pairs = zip(doubts, answers, strict=True)

@@ -13,7 +13,7 @@ from tests.strategies.planted_ops import planted
 from tests.strategies.wrong_here import if_cumprod_is_wrong
 from tests.tools.cuda import __main__
 from tests.tools.cuda.agreement import agreement
-from tests.tools.cuda.differs import Word, crashes, differing, words
+from tests.tools.cuda.differs import Differs, Word, by_op, confirmed, crashes, differing, words
 
 UNIT = WorkUnit("aten.relu.default", "alone", "real", (2,))
 NAME = "aten.relu.default: S(0) -> S(0)"
@@ -51,6 +51,24 @@ def test_a_rule_that_one_device_could_not_try_is_none_of_them():
 def test_in_a_journal_that_was_cut_what_was_not_confirmed_is_wrong():
     (found,), _ = differing([heard(sound={NAME})], [heard(sound={NAME}) | {"suspects": {NAME: []}}])
     assert found.cuda == Word("wrong")
+
+
+def test_what_is_wrong_on_one_device_is_run_there_and_what_is_right_there_differs_no_more(monkeypatch):
+    ran = []
+
+    def runs(todo, device, backend, until):
+        ran.append((device, backend, sorted(todo)))
+        yield from ((name, Word("cleared" if device == "cuda" else "unsound")) for name in todo)
+
+    monkeypatch.setattr("tests.tools.cuda.differs._confirmations", runs)
+    lines = {"cuda": [heard() | {"suspects": {NAME: []}}], "cpu": [heard(sound={NAME})]}
+    found = [Differs(NAME, Word("sound"), Word("wrong"))]
+    monkeypatch.setattr("tests.tools.cuda.differs.findings.merge_candidates", lambda groups, most: {NAME: [object()]})
+    assert confirmed(found, lines, {"cuda": "gloo", "cpu": "gloo"}, until=0.0) == []
+    assert ran == [("cuda", "gloo", [NAME]), ("cpu", "gloo", [])]
+    (left,) = confirmed([Differs(NAME, Word("wrong"), Word("sound"))], lines, {"cuda": "x", "cpu": "gloo"}, until=0.0)
+    assert left.cpu == Word("unsound")
+    assert list(by_op([left])) == ["aten.relu.default: 1 wrong on the CPU, right on CUDA"]
 
 
 def test_crashes_are_told_by_overload():

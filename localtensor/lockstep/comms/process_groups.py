@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import _random as dtensor_random
 
 from localtensor._util import ambient
 from localtensor._util.patching import IndependentWorld
@@ -164,8 +165,9 @@ class LockstepWorld(IndependentWorld):
         self.building: list[tuple[LockstepGroup, set[int]]] | None = None
 
     def open(self) -> None:
-        """Make the default group of all ranks, as init_process_group does."""
+        """Make the default group of all ranks, as init_process_group does.  DTensor's first random op agrees on a state anew."""
         self.implicit = True
+        self._tracker, dtensor_random._rng_tracker = dtensor_random._rng_tracker, None
         self.default_pg = self.make([list(self.mode.ranks)], by_number=True)
 
     def close(self) -> None:
@@ -174,6 +176,7 @@ class LockstepWorld(IndependentWorld):
             self.forget(name)
         self.default_pg = None
         self.pg_coalesce_state.clear()
+        dtensor_random._rng_tracker = self._tracker
 
     def forget(self, name: str) -> None:
         """Forget the group of this name; nothing happens if there is none."""

@@ -104,7 +104,9 @@ def find_layout(
 
 def fits(made: Tensor, want: Tensor, slack: Tensor) -> bool:
     """Whether a tensor has the shape and dtype of another, and its elements within the slack."""
-    return made.shape == want.shape and made.dtype == want.dtype and all_within_slack(made, want, slack)
+    on = made.device  # a counter of an optimizer may lie on the CPU on one side alone
+    alike = made.shape == want.shape and made.dtype == want.dtype
+    return alike and all_within_slack(made, want.to(on), slack.to(on))
 
 
 def assemble_layout(held: Sequence[Tensor], sizes: Sequence[int], layout: MeshLayout) -> Tensor | None:

@@ -228,11 +228,12 @@ def _trained_rank(
 
 
 def _built(program: TrainingProgram, state: Mapping[str, Tensor]) -> tuple[nn.Module, Any]:
-    """The model with the one device's parameters, and the mesh."""
+    """The model with the one device's parameters, and the mesh: of the GPU if they lie there."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh("cpu", program.sizes, mesh_dim_names=tuple(program.mesh))
     model = program.build()
+    device = "cuda" if any(parameter.is_cuda for parameter in model.parameters()) else "cpu"
+    mesh = init_device_mesh(device, program.sizes, mesh_dim_names=tuple(program.mesh))
     _load(model, state)
     return model, mesh
 

@@ -30,7 +30,14 @@ from strategies.model.arguments import (
     trusts_caller,
     with_tensors,
 )
-from strategies.model.oracle import REJECTIONS, STATISTICS, OracleResult, metadata_only, run_call, run_stable_oracle
+from strategies.model.oracle import (
+    REJECTIONS,
+    STATISTICS,
+    OracleResult,
+    metadata_only_call,
+    run_call,
+    run_stable_oracle,
+)
 from strategies.model.rule import Sample, dtype_class, overload
 
 FURTHER_DTYPES = {
@@ -220,7 +227,7 @@ def _accepted(made: Iterable[Sample], seed: int, dtypes: str) -> Iterator[tuple[
     for other in made:
         oracle = run_stable_oracle(other, seed=seed) if dtype_class(other) == dtypes else None
         if (
-            oracle is not None and oracle.metadata_only == metadata_only(other.op) and _is_sharp(oracle)
+            oracle is not None and oracle.metadata_only == metadata_only_call(other) and _is_sharp(oracle)
         ):  # not complex32
             yield other, oracle
 

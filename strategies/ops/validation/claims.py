@@ -17,8 +17,8 @@ from torch.distributed.tensor import Partial
 from localtensor.layout import is_unambiguous, short
 from strategies.base.worker_pool import TaskDone, TaskFailed, TaskLost, Workers
 from strategies.inputs import opinfo_samples
+from strategies.inputs.derived_samples import gather
 from strategies.inputs.gathering import select_overloads
-from strategies.inputs.opinfo_samples import gather
 from strategies.inputs.variants.all_variants import adverse, variations
 from strategies.model.arguments import argument_values
 from strategies.model.call_signature import diverse_subset

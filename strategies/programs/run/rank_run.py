@@ -83,6 +83,8 @@ def run_pickled_task(sent: bytes) -> bytes:
         import_rules(*part.home)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        if torch.device(part.device).type == "cuda":  # else DeviceMesh wants a GPU for each rank
+            torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
         logging.disable()  # permanently: torch logs the traceback of every refusal, which is a result here
         mesh = _mesh(part.device, part.mesh or (dist.get_world_size(),), part.flattened)
         clear_dtensor_caches()

@@ -25,7 +25,7 @@ from localtensor._util import Outcome
 from localtensor.errors import LocalTensorError, error_in_one_line
 from localtensor.layout import short
 from strategies.base.signals import quiet
-from strategies.model.oracle import REJECTIONS, OracleResult
+from strategies.model.oracle import REJECTIONS, OracleResult, placed_call
 from strategies.model.rule import Call, Program
 from strategies.programs.run import rank_run
 from strategies.programs.run.law_steps import LAWS
@@ -89,7 +89,7 @@ class ProgramRealRuns(RankProcesses):
 def case_tasks(case: Case, device: str, home: RulesModule = ("", "")) -> list[ProgramRankTask]:
     """The task of each rank for a case."""
     placements = tuple((p,) for p in case.rule.inputs if p is not None)
-    made = ProgramRankTask(case.sample.call, placements, (), (), (), device, home, (case.ranks,))
+    made = ProgramRankTask(placed_call(case.sample.call, device), placements, (), (), (), device, home, (case.ranks,))
     return rank_tasks(made, case.truth.inputs, case.held)
 
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.layout import MAX_JUMP_SHARE, all_finite, is_standard
 from strategies.base import shrink as base_shrink
 from strategies.base.shrink import Shrunk
-from strategies.model.oracle import REJECTIONS, OracleResult, mutates, run_call, run_oracle
+from strategies.model.oracle import REJECTIONS, OracleResult, kernels_on, mutates, run_call, run_oracle
 from strategies.model.rule import Claim, Program, Rule, Sample, flat_results
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs.run.real_run import run_simulated_programs
@@ -55,6 +55,7 @@ class ShrinkTask:
     judged: bool
     seed: int
     home: tuple[str, str] = ("", "")
+    device: str = "cpu"
 
 
 def smaller_candidates(doubt: ShrinkTask, note: Callable[[int], None]) -> tuple[Candidate, ...]:
@@ -73,7 +74,9 @@ def _smaller(doubt: ShrinkTask) -> Iterator[Candidate]:
             instance = replace(first.instance, rule=rule, ranks=program.ranks, sample=program.sample)
             yield Candidate(instance, program)
     elif doubt.judged:
-        yield from map(Candidate, smaller_instances(first.instance, doubt.seed))
+        with kernels_on(doubt.device):
+            smaller = smaller_instances(first.instance, doubt.seed)
+        yield from map(Candidate, smaller)
     else:
         yield from _smaller_whole_claims(first, doubt.seed)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import localtensor as lt
-from tests.device import DEVICE, GLOO
+from tests.device import DEVICE
 
 Record = dict[str, Tensor]
 FEW_BITS = {"rtol": 1e-11, "atol": 1e-12}  # of float64; the bar for sums in another order
@@ -27,7 +27,7 @@ def assert_three_ways(program: Callable[..., Record], mesh: tuple[int, ...], *ar
     """
     ranks = prod(mesh)
     threads = lt.run(program, mesh, *args, ranks=ranks, device=DEVICE)
-    gloo = lt.run(program, mesh, *args, ranks=ranks, on="gloo") if GLOO else threads
+    gloo = lt.run(program, mesh, *args, ranks=ranks, on="gloo", device=DEVICE)
     expected = alone(program, *args)
     if ranks > 2:
         for_itself = lt.run(program, mesh, *args, ranks=ranks, share=False, device=DEVICE)

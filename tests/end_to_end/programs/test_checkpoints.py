@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from localtensor.errors import RankRaised
-from tests.device import GLOO
 from tests.end_to_end.programs.checkpoints import (
     load_tensors,
     on_one_device,
@@ -18,13 +17,13 @@ from tests.end_to_end.programs.checkpoints import (
 from tests.end_to_end.programs.three_ways import assert_same_bits, assert_same_but_for_sums, on_gloo, on_threads
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # float64; a gradient is a sum over ranks
-WAYS = {"threads": on_threads, "gloo": on_gloo} if GLOO else {"threads": on_threads}
+WAYS = {"threads": on_threads, "gloo": on_gloo}
 LAYOUTS = {  # by the number of ranks that load
     2: (((2,), "S(0)"), ((2,), "R")),
     4: (((4,), "S(1)"), ((2, 2), "S(0), S(0)"), ((2, 2), "R, S(1)")),
     8: (((4, 2), "S(1), S(0)"),),
 }
-OTHER = {"threads": "gloo" if GLOO else "threads", "gloo": "threads"}
+OTHER = {"threads": "gloo", "gloo": "threads"}
 
 
 def on_each_in_its_folder(tmp_path, program, *args, ranks):

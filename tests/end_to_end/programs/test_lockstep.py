@@ -139,7 +139,9 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=before_2_14) if n == DRAWS_UNTIL else n for n in REFUSED])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[before_2_14, ON_CPU]) if n == DRAWS_UNTIL else n for n in REFUSED]
+)
 def test_refused(name):
     kind, words, program, *args = REFUSED[name]
     with pytest.raises(kind) as told:

@@ -9,14 +9,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import localtensor as lt
-from tests.device import DEVICE
+from tests.device import DEVICE, normal
 from tests.end_to_end.programs.lockstep_ways import assert_both
 from tests.tools.symmetric import measure, right  # noqa: F401  # registers the programs
 from tests.tools.symmetric.labels import RIGHT
@@ -132,6 +134,77 @@ def compiled_step():
 def test_inductor_compiles_for_the_gpu_on_rank_threads():
     for here, alone in lt.run(compiled_step, ranks=2, device="cuda"):
         torch.testing.assert_close(here, alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_functions_in_lockstep_are_right_on_the_gpu(backend):
+    def step(x, w):
+        return functional.gelu(x @ w).sum(0)
+
+    torch.compiler.reset()
+    with lt.LocalTensorMode(4):
+        x = lt.rank_map(lambda rank: normal(16, 8, seed=rank, dtype=torch.float32))
+        w = torch.linspace(-1, 1, 32).view(8, 4).cuda().requires_grad_()
+        compiled = lt.all_reduce(torch.compile(step, backend=backend)(x, w), "sum")
+        compiled.sum().backward()
+        gradient, w.grad = w.grad, None
+        eager = lt.all_reduce(step(x, w), "sum")
+        eager.sum().backward()
+        for one, other in ((compiled, eager), (gradient, w.grad)):
+            for rank in range(4):
+                assert one.on(rank).is_cuda
+                torch.testing.assert_close(one.on(rank), other.on(rank), rtol=1e-4, atol=1e-4)
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = torch.nn.LayerNorm(16), torch.nn.Linear(16, 64), torch.nn.Linear(64, 16)
+
+    def forward(self, x):
+        return x + self.down(functional.gelu(self.up(self.norm(x))))
+
+
+def in_parallel(model, mesh):
+    parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
+
+
+def block_on_the_gpu():
+    return Block().cuda()
+
+
+def batch_on_the_gpu():
+    return torch.randn(8, 16, device="cuda")
+
+
+def squared(out):
+    return out.square().mean()
+
+
+@pytest.mark.parametrize("on", ["threads", "lockstep", "gloo"])
+def test_a_parallel_step_is_compared_with_one_device_on_the_gpu(on):
+    done = lt.compare(
+        block_on_the_gpu,
+        in_parallel,
+        batch_on_the_gpu,
+        mesh={"dp": 2, "tp": 2},
+        loss=squared,
+        optimizer=torch.optim.AdamW,
+        steps=2,
+        on=on,
+    )
+    assert "S(1)" in str(done.layouts["output of up, step 0"])
+
+
+def test_a_traced_run_names_the_collectives_of_tensors_on_the_gpu():
+    def body():
+        dist.all_reduce(torch.ones(4, device="cuda"))
+
+    run = lt.run(body, ranks=2, device="cuda", trace=True)
+    calls = [event for event in run.recording.events if "all_reduce" in str(event)]
+    assert len(calls) >= 2
+    assert "cuda" in str(calls)
 
 
 def on_real_symmetric_memory(name):

@@ -81,7 +81,10 @@ def test_loss_parallel_takes_three_numbers_a_row_and_nothing_backward(reduction)
     assert said(calls, "backward") == []
 
 
-@pytest.mark.parametrize("reduction", ["sum", "none"])
+AT_ONCE = pytest.mark.skipif(torch.__version__.startswith("2.11."), reason="torch 2.11 reduces a sum of losses at once")
+
+
+@pytest.mark.parametrize("reduction", [pytest.param("sum", marks=AT_ONCE), "none"])
 def test_the_loss_of_cut_rows_takes_nothing_unless_it_is_a_mean(reduction):
     calls = of_first(assert_three_ways(tensor_parallel_programs.cross_entropy, (2,), reduction, 0, 5, 3))
     assert said(calls, "forward") == said(calls, "backward") == []

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import localtensor as lt
-from tests.device import DEVICE, GLOO
+from tests.device import DEVICE
 
 Program = Callable[..., Any]
 
@@ -39,8 +39,7 @@ def assert_same_but_for_sums(threads: Any, gloo: Any) -> None:
 def on_both(program: Program, *args: Any, ranks: int, exact: bool = True) -> list[Any]:
     """What each rank returned on threads, which is the same on gloo, whose ranks cannot share what DTensor propagates."""
     threads = list(lt.run(program, *args, ranks=ranks, device=DEVICE))
-    if GLOO:
-        (assert_same_bits if exact else assert_same_but_for_sums)(threads, on_gloo(program, *args, ranks=ranks))
+    (assert_same_bits if exact else assert_same_but_for_sums)(threads, on_gloo(program, *args, ranks=ranks))
     return threads
 
 

@@ -77,3 +77,10 @@ def test_what_comes_back_is_memory_of_torch_s_own():
 
 def test_an_overload_is_the_same_object():
     assert loads(dumps(torch.ops.aten.add.Tensor)) is torch.ops.aten.add.Tensor
+
+
+def test_a_default_device_changes_nothing():
+    x = torch.arange(3.0)
+    with torch.device("meta"):
+        sent = dumps(x)
+    assert torch.equal(loads(sent), x)

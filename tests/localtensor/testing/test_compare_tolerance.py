@@ -13,7 +13,7 @@ from localtensor.testing.compare import api, programs
 from localtensor.testing.compare.divergence import Sides, first_divergence
 from localtensor.testing.compare.find_layout import find_layout
 from localtensor.testing.compare.watch import Key, Observation, Watch
-from localtensor.testing.compare_tolerance import Repeated, Settled, Slacks, parts_of_whole
+from localtensor.testing.compare_tolerance import Noise, Repeated, Settled, Slacks, parts_of_whole
 
 KEY, OTHER = Key(0, "output", "a"), Key(0, "output", "b")
 X = torch.linspace(-1, 1, 40)
@@ -166,3 +166,12 @@ def test_ranks_keep_only_what_is_not_the_reference_s():
         if one.value.untyped_storage().data_ptr() not in kept
     ]
     assert {key.kind for key in own} == {"gradient of the output", "loss"}  # which have a factor, or are averaged
+
+
+def test_noise_is_the_same_whatever_the_default_device_is():
+    x = torch.linspace(0, 1, 9)
+    expected = Noise(3)(x)
+    with torch.device("meta"):  # a generator of the CPU does not draw there
+        found = Noise(3)(x)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, x)

@@ -8,18 +8,17 @@ import torch
 from strategies.base import worker_pool
 from strategies.base.atomic_files import write_lines
 from strategies.base.progress import Progress
-from strategies.inputs import gathering, opinfo_samples
+from strategies.inputs import derived_samples, gathering, opinfo_samples
+from strategies.inputs.derived_samples import UserOpTask, user_op_samples
 from strategies.inputs.gathering import (
     CapturePass,
     SampleSelection,
-    UserOpTask,
     _scouted,
     gather,
     gather_samples,
     pick,
     run_capture_pass,
     select_overloads,
-    user_op_samples,
 )
 from strategies.model.rule import overload
 from strategies.model.settings import BadSetting, Settings
@@ -39,8 +38,8 @@ def world(monkeypatch):
     asked = []
 
     def gives(first, second=(), *, wanted=(ADD, MUL), made=(), reasons=()):
-        monkeypatch.setattr(opinfo_samples, "lacking", lambda *_: [None] * 3)
-        monkeypatch.setattr(opinfo_samples, "gather", lambda *_: (dict(made), dict(reasons)))
+        monkeypatch.setattr(derived_samples, "lacking", lambda *_: [None] * 3)
+        monkeypatch.setattr(derived_samples, "gather", lambda *_: (dict(made), dict(reasons)))
         left = [first, second]
         picked = SampleSelection((1, 2), frozenset(wanted))
         lacking = SampleSelection((3,), frozenset(wanted) - set(first))
@@ -230,7 +229,7 @@ def own(folder, name, body, **given):
     settings = Settings(rules=users.write(folder, name, body), folder=str(folder), dtypes=("float64",), **given)
     rules = user_modules.load_rules(settings.rules, settings.folder)
     with worker_pool.WorkerPool(1) as crew:
-        return gathering._user_samples(crew, settings, rules.ops)
+        return derived_samples.user_op_draws(crew, settings, rules.ops)
 
 
 @pytest.mark.usefixtures("restored")

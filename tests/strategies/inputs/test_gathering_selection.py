@@ -9,7 +9,7 @@ from strategies.inputs import gathering, opinfo_samples
 from strategies.inputs.gathering import SampleSelection, chosen_samples, pick
 from strategies.model.rule import Sample, call_of, overload
 from strategies.model.settings import Settings, UnknownOp
-from strategies.torch_api import dtensor
+from strategies.torch_api import dtensor, user_modules
 from strategies.torch_api.user_modules import RegisteredRules
 from tests.strategies import users
 from tests.tools import warm
@@ -188,3 +188,18 @@ except UnknownOp as error:
 def test_an_unknown_op_is_refused_before_opinfo_is_imported():
     done = warm.run([sys.executable, "-c", REFUSED], check=True)
     assert done.stdout.startswith("False ") and "Did you mean cumprod" in done.stdout.replace("'", ""), done.stdout
+
+
+def test_what_a_gpu_alone_has_a_kernel_for_is_captured_there(monkeypatch):
+    def missing(op, device="cpu"):
+        return "no kernel" if device == "cpu" and "dot_product_flash_attention" in op else ""
+
+    monkeypatch.setattr(user_modules, "missing_kernel_reason", missing)
+    attention = next(n for n, info in enumerate(opinfo_samples.database()) if info.name == opinfo_samples.ATTENTION)
+    every = SampleSelection((0, attention), everything=True)
+    passes = gathering._passes_on("cuda", every, Settings(everything=True), {})
+    assert {(one.info, one.device) for one in passes} == {(attention, "cuda")}
+    assert {one.dtype for one in passes} == {"float64", "float32", "bfloat16"}
+    met = {str(op): [None] for op in dtensor.registered_overloads()}
+    assert gathering._passes_on("cuda", every, Settings(everything=True), met) == []
+    assert gathering._passes_on("cpu", every, Settings(everything=True), {}) == []

@@ -1,5 +1,6 @@
 """OpInfo is imported by the tests that ask it (seconds); most stand-ins here are OpInfos of a few lines."""
 
+import contextlib
 import itertools
 import random
 from dataclasses import dataclass, field
@@ -12,7 +13,17 @@ import torch
 from torch import Tensor
 
 from strategies.inputs import opinfo_samples
-from strategies.inputs.opinfo_samples import SIZES, capture_calls, names, opinfo_sizes, seed_all
+from strategies.inputs.opinfo_samples import (
+    ATTENTION,
+    SIZES,
+    _kernels,
+    bearers,
+    capture_calls,
+    database,
+    names,
+    opinfo_sizes,
+    seed_all,
+)
 from strategies.model.rule import overload
 from strategies.model.settings import DTYPES, torch_dtype
 from tests.strategies.cases import numbers
@@ -276,3 +287,21 @@ def test_names_of_a_stand_in_need_no_aten_name():
 def test_the_dtypes_of_a_sweep_are_torchs_own():
     assert [str(torch_dtype(name)) for name in DTYPES] == [f"torch.{name}" for name in DTYPES]
     assert overload("aten.neg.default") is torch.ops.aten.neg.default
+
+
+@pytest.mark.parametrize(("op", "expected"), [
+    ("_scaled_dot_product_cudnn_attention_backward", "nn.functional.scaled_dot_product_attention"),
+    ("_fused_rms_norm_backward", "nn.functional.rms_norm"),
+])  # fmt: skip
+def test_the_opinfo_of_a_kernel_that_a_gpu_alone_has_is_found_by_its_words(op, expected):
+    found = [database()[n].name for n in bearers([f"aten.{op}.default"])]
+    assert expected in found
+    assert len(found) < 5
+    assert bearers(["aten.relu.default"]) == []
+
+
+def test_on_the_cpu_attention_runs_by_torchs_own_choice_alone():
+    info = next(one for one in database() if one.name == ATTENTION)
+    assert list(_kernels(info, torch.float32, "cpu")) == [contextlib.nullcontext]
+    assert len(list(_kernels(info, torch.float32, "cuda"))) == 4
+    assert list(_kernels(info, torch.float64, "cuda")) == [contextlib.nullcontext]

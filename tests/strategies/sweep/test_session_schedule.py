@@ -3,11 +3,13 @@
 import sys
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from strategies.base.journal import open_journal
 from strategies.base.worker_pool import TIMED_OUT, TaskDone, TaskFailed, TaskLost, WorkerPool
+from strategies.model.oracle import kernel_device
 from strategies.model.rule import overload
 from strategies.model.verdict import WorkUnit
 from strategies.sweep import session
@@ -261,3 +263,26 @@ def test_the_users_module_is_imported_first(tmp_path):
             assert overload(f"{name}.running.default")
     finally:
         user_modules.import_rules.cache_clear()
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_what_a_gpu_alone_can_run_comes_first_there(device):
+    attention, others = "aten._scaled_dot_product_flash_attention.default", ["aten.abs.default", "aten.neg.default"]
+    run = SimpleNamespace(
+        settings=SimpleNamespace(device=device), done=set(), _tasks_of=lambda op, found, why: [replace(ONE, op=op)]
+    )
+    every = session._Validation._tasks(run, dict.fromkeys([others[0], attention, others[1]], ((), "")))
+    names = [task.op for task in every]
+    assert names == ([attention, *others] if device == "cuda" else [others[0], attention, others[1]])
+
+
+@pytest.mark.parametrize(("kind", "source"), [("alone", "dtensor"), ("pairs", "dtensor"), ("alone", "mine")])
+def test_an_op_alone_runs_on_the_device_and_what_is_simulated_on_the_host(monkeypatch, kind, source):
+    ran = []
+    validators = {kind: lambda task, note: ran.append(kernel_device()) or []}
+    monkeypatch.setattr(session, "_VALIDATORS", validators)
+    for name in ("validate_laws", "validate_context_parallel", "validate_handlers"):
+        monkeypatch.setattr(session, name, lambda *_: None)
+    validate_task(replace(ONE, kind=kind, source=source, device="cpu:0"), silent)
+    assert ran == ["cpu:0" if (kind, source) == ("alone", "dtensor") else "cpu"]
+    assert kernel_device() == "cpu"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from strategies.model.oracle import REJECTIONS, run_oracle
+from strategies.base.worker_pool import TaskDone, WorkerPool
+from strategies.model.oracle import REJECTIONS, kernels_on, run_oracle
 from strategies.model.rule import Sample
 from strategies.model.verdict import Instance, Verdict
 from strategies.programs.run.real_run import ProgramRealRuns
 from strategies.validation import claim_sources, finding
-from strategies.validation.probe import check_claims
+from strategies.validation.probe import Case, check_claims
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +30,31 @@ class Agreement:
 
 
 def agreement(
-    samples: Mapping[str, Sequence[Sample]], *, device: str, backend: str, most: int, ranks: int = 2, seed: int = 0
+    samples: Mapping[str, Sequence[Sample]],
+    *,
+    device: str,
+    backend: str,
+    most: int,
+    ranks: int = 2,
+    seed: int = 0,
+    until: float = math.inf,
 ) -> Agreement:
     """At most `most` cases, one of each overload, that the probe calls sound or wrong, run for real.
 
-    A case that the real run refuses on every rank, or that DTensor does not follow, is no disagreement.
+    No case begins after the time `until` of `time.monotonic`.  A case that the real run refuses on every rank, or that DTensor does not follow, is no disagreement.
     """
     apart, cases = [], 0
-    with ProgramRealRuns(backend, device) as court:
-        for instance in _spread(samples, ranks, seed, most):
+    step = max(1, len(samples) // most)
+    tasks = [_Task(samples[op][0], ranks, seed, device) for op in sorted(samples)[::step][:most] if samples[op]]
+    with WorkerPool(WORKERS, cuda=device == "cuda") as workers, ProgramRealRuns(backend, device) as real_runs:
+        for answer in workers.run(judged, tasks, limit=SECONDS):
+            if time.monotonic() > until:
+                break
+            if not isinstance(answer, TaskDone) or answer.value is None:
+                continue
+            instance, case = answer.value
             cases += 1
-            seen = court.confirm(finding.case_of(instance, seed))
+            seen = real_runs.confirm(case)
             wrong = instance.verdict is Verdict.UNSOUND
             if bool(seen.wrong) != wrong and not seen.note.startswith("DTensor"):
                 said = seen.wrong or seen.note or "right"
@@ -45,17 +62,30 @@ def agreement(
     return Agreement(cases, tuple(apart))
 
 
-def _spread(samples: Mapping[str, Sequence[Sample]], ranks: int, seed: int, most: int) -> Iterator[Instance]:
-    step = max(1, len(samples) // most)
-    for op in sorted(samples)[::step][:most]:
-        for sample in samples[op][:1]:
-            try:
-                truth = run_oracle(sample, seed=seed)
-                claimed = claim_sources.claims(sample, ranks, truth.raw)
-            except (*REJECTIONS, AttributeError):
-                continue
-            judged = [i for i in check_claims(sample, truth, ranks, claimed, seed=seed) if _says(i)]
-            yield from judged[-1:]
+WORKERS = 4
+SECONDS = 30.0
+"""Time limit of the probe of one sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    sample: Sample
+    ranks: int
+    seed: int
+    device: str
+
+
+def judged(task: _Task, note: Callable[[int], None]) -> tuple[Instance, Case] | None:
+    """Run by a worker, which may lose its GPU: the last rule of the sample that the probe judges, and its case."""
+    note(0)
+    with kernels_on(task.device):
+        try:
+            truth = run_oracle(task.sample, seed=task.seed)
+            claimed = claim_sources.claims(task.sample, task.ranks, truth.raw)
+        except (*REJECTIONS, AttributeError):
+            return None
+        found = [i for i in check_claims(task.sample, truth, task.ranks, claimed, seed=task.seed) if _says(i)]
+        return (found[-1], finding.case_of(found[-1], task.seed)) if found else None
 
 
 def _says(instance: Instance) -> bool:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from strategies.base.journal import Line, lines_of_kind
+from strategies.model.oracle import kernels_on
+from strategies.programs.run.real_run import ProgramRealRuns
+from strategies.sweep.aggregate import RealConfirmation
 from strategies.validation import finding as findings
+from strategies.validation.finding import Candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,61 @@ def differing(cpu: Sequence[Line], cuda: Sequence[Line]) -> tuple[list[Differs],
     return [Differs(rule, one[rule], other[rule]) for rule in both if one[rule].verdict != other[rule].verdict], len(
         both
     )
+
+
+def confirmed(
+    found: Sequence[Differs], lines: Mapping[str, Sequence[Line]], backends: Mapping[str, str], *, until: float
+) -> list[Differs]:
+    """Those on which the devices differ after DTensor itself has run what is wrong on one of them, on real processes there.
+
+    `lines` and `backends` are by device.  No case begins after the time `until` of `time.monotonic`; what was not run stays as
+    it was.
+    """
+    settled: dict[str, dict[str, Word]] = {}
+    for device in ("cuda", "cpu"):
+        doubtful = {one.rule for one in found if getattr(one, device).verdict in ("wrong", "suspect")}
+        results = [findings.read_task(line) for line in lines_of_kind(lines[device], "unit")]
+        every = findings.merge_candidates([result.suspects for result in results], KEPT)
+        todo = {name: candidates for name, candidates in every.items() if name in doubtful}
+        settled[device] = dict(_confirmations(todo, device, backends[device], until))
+    after = [
+        Differs(one.rule, settled["cpu"].get(one.rule, one.cpu), settled["cuda"].get(one.rule, one.cuda))
+        for one in found
+    ]
+    return [one for one in after if _kind(one.cpu) != _kind(one.cuda)]
+
+
+KEPT = 2
+"""Cases of a rule that are run on real processes."""
+
+
+def _confirmations(
+    todo: Mapping[str, Sequence[Candidate]], device: str, backend: str, until: float
+) -> Iterator[tuple[str, Word]]:
+    with kernels_on(device), ProgramRealRuns(backend, device) as real_runs:
+        for outcome in RealConfirmation(real_runs, backend, 0, "dtensor").settle(todo, {*todo}):
+            finding = outcome.finding
+            why = f"{finding.reason}" if finding else "right on real processes"
+            yield outcome.name, Word(finding.verdict.value if finding else "cleared", why)
+            if time.monotonic() > until:
+                return
+
+
+def _kind(word: Word) -> str:
+    """What the verdict says: wrong for DTensor itself, right, suspect (wrong for the probe, and not for DTensor, or not run)."""
+    return {"unsound": "wrong", "refused": "wrong", "sound": "right", "cleared": "right"}.get(
+        word.verdict, word.verdict
+    )
+
+
+def by_op(found: Sequence[Differs]) -> Iterator[str]:
+    """A line for each op: how many of its rules are judged so on the CPU, and so on CUDA."""
+    ops: dict[str, Counter[str]] = {}
+    for one in found:
+        said = f"{_kind(one.cpu)} on the CPU, {_kind(one.cuda)} on CUDA"
+        ops.setdefault(one.rule.split(":")[0], Counter())[said] += 1
+    for op, counts in sorted(ops.items()):
+        yield f"{op}: " + "; ".join(f"{count} {said}" for said, count in sorted(counts.items()))
 
 
 def crashes(lines: Sequence[Line]) -> dict[str, str]:

@@ -193,6 +193,11 @@ def one_tensor_in_two_groups_with_channels():
     return data.sum().item()
 
 
+def drawn(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    """The same numbers on every default device."""
+    return torch.randn(*shape, generator=generator, device=generator.device).to(torch.get_default_device())
+
+
 @right()
 def a_parallel_mlp_of_fused_ops():
     name = dist.group.WORLD.group_name
@@ -200,9 +205,7 @@ def a_parallel_mlp_of_fused_ops():
     generator = torch.Generator().manual_seed(1)
     results = []
     for _ in range(2):
-        x = torch.randn(8, 4, generator=generator)
-        up = torch.randn(4, 8, generator=generator)
-        down = torch.randn(8, 4, generator=generator)
+        x, up, down = (drawn(generator, *shape) for shape in ((8, 4), (4, 8), (8, 4)))
         shard = x.chunk(world)[rank].contiguous()
         whole, (hidden,) = torch.ops.symm_mem.fused_all_gather_matmul(
             shard, [up.chunk(world, 1)[rank].contiguous()], 0, name

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.tensor import _random
+from torch.distributed.tensor import _random as dtensor_random
 
 import localtensor as lt
 from localtensor.errors import TorchChanged
@@ -146,3 +147,15 @@ def test_rank_threads_still_have_their_own_world():
 def test_the_mode_asks_for_its_ranks_through_the_doors():
     with LocalTensorMode(2):
         assert str(dist.get_rank()) == "RankInts(0, 1)" and rank_map(lambda r: torch.tensor(dist.get_rank())).on(1) == 1
+
+
+def test_each_run_in_lockstep_begins_without_a_state_of_random_dtensors():
+    kept = dtensor_random._rng_tracker
+    try:
+        dtensor_random._rng_tracker = before = object()
+        with LocalTensorMode(2):
+            assert dtensor_random._rng_tracker is None
+            dtensor_random._rng_tracker = object()
+        assert dtensor_random._rng_tracker is before
+    finally:
+        dtensor_random._rng_tracker = kept

@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from strategies.base.worker_pool import WorkerPool
-from strategies.inputs import opinfo_samples
-from strategies.inputs.opinfo_samples import DerivationTask, gather, lacking, make, siblings
+from strategies.inputs import derived_samples
+from strategies.inputs.derived_samples import DerivationTask, gather, lacking, make, siblings
 from strategies.model.rule import overload
 from tests.strategies.cases import numbers, sample, silent
 
@@ -103,7 +103,7 @@ def test_a_sample_that_kills_its_worker_costs_that_sample_alone(monkeypatch):
     killer = sample("neg.default", X)
     object.__setattr__(killer, "origin", "killer")
     last = sample("neg.default", Y)
-    monkeypatch.setattr(opinfo_samples, "make", crash)
+    monkeypatch.setattr(derived_samples, "make", crash)
     with WorkerPool(1) as crew:
         made, reasons = gather(crew, {"aten.neg.default": [NEG, killer, last]}, ["aten.neg.out"])
     assert [s.origin for s in made["aten.neg.out"]] == ["test", "test"]
@@ -113,7 +113,7 @@ def test_a_sample_that_kills_its_worker_costs_that_sample_alone(monkeypatch):
 def test_a_crash_on_everything_is_the_reason(monkeypatch):
     killer = sample("neg.default", X)
     object.__setattr__(killer, "origin", "killer")
-    monkeypatch.setattr(opinfo_samples, "make", crash)
+    monkeypatch.setattr(derived_samples, "make", crash)
     with WorkerPool(1) as crew:
         made, reasons = gather(crew, {"aten.neg.default": [killer]}, ["aten.neg.out"])
     assert made == {}
