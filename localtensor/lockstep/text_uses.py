@@ -20,6 +20,7 @@ _READ_BY = frozenset({
 _MADE_BY = frozenset(
     {"str", "repr", "ascii", "format", "join", "zfill", "ljust", "rjust", "upper", "lower", "strip", "encode", "Path"}
 )
+_KNOWN = ("RankInts(", "RankBools(")
 _SCOPES = (
     ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp
 )  # fmt: skip
@@ -31,7 +32,11 @@ def use_of_text() -> str | None:
     frame = asking_frame(of_numbers=True)
     if frame is None or frame.f_globals.get("__name__", "").startswith("_pytest."):
         return None
-    path = list(_around(frame))
+    path = [
+        *itertools.dropwhile(lambda node: isinstance(node, ast.Constant | ast.Name), _around(frame))
+    ]  # within an f-string
+    if not path or not _makes_text(path[0]):
+        return None  # words of ours, of an error or of a comparison of the ints themselves
     for inner, outer in itertools.pairwise(path):
         if _computes(inner, outer):
             return first_line(ast.unparse(outer), 60)
@@ -51,7 +56,26 @@ def _computes(inner: ast.AST, outer: ast.AST) -> bool:
         return _name_of(outer) in _READ_BY and not isinstance(inner, ast.Tuple | ast.List | ast.Set)
     if isinstance(outer, ast.Subscript):
         return inner is outer.slice
-    return isinstance(outer, ast.Compare) or (isinstance(outer, ast.Dict) and inner in outer.keys)
+    if isinstance(outer, ast.Compare):
+        others = [one for one in (outer.left, *outer.comparators) if one is not inner]
+        return not any(_is_of_ranks(one) for other in others for one in ast.walk(other))
+    return isinstance(outer, ast.Dict) and inner in outer.keys
+
+
+def _makes_text(node: ast.AST) -> bool:
+    """Whether an expression makes a text of a value."""
+    if isinstance(node, ast.Call):
+        return _name_of(node) in _MADE_BY
+    return isinstance(node, ast.JoinedStr | ast.FormattedValue) or (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Mod)
+        and isinstance(node.left, ast.Constant | ast.JoinedStr)
+    )
+
+
+def _is_of_ranks(node: ast.AST) -> bool:
+    """Whether what a text is compared with is the text of an int of each rank, too: of another value, or `RankInts(0, 1)` itself."""
+    return _makes_text(node) or (isinstance(node, ast.Constant) and any(known in str(node.value) for known in _KNOWN))
 
 
 def _name_of(call: ast.Call) -> str:

@@ -159,6 +159,7 @@ class LockstepWorld(IndependentWorld):
         self.numbers = itertools.count()
         self._own_pg_map = _GroupTable()  # as _util/patching.py keeps it
         self.by_name: dict[str, LockstepGroup] = {}
+        self._tracker: tuple[Any] | None = None  # DTensor's state of random ops outside of the mode
         self.implicit = False  # the default group was made by the mode, not by the program
         self.only: Partition | None = None  # the ranks for which a function runs, see patches/device_mesh.py
         # The families of the mesh that is being built, and their ranks.
@@ -167,7 +168,7 @@ class LockstepWorld(IndependentWorld):
     def open(self) -> None:
         """Make the default group of all ranks, as init_process_group does.  DTensor's first random op agrees on a state anew."""
         self.implicit = True
-        self._tracker, dtensor_random._rng_tracker = dtensor_random._rng_tracker, None
+        self._tracker, dtensor_random._rng_tracker = (dtensor_random._rng_tracker,), None
         self.default_pg = self.make([list(self.mode.ranks)], by_number=True)
 
     def close(self) -> None:
@@ -176,7 +177,8 @@ class LockstepWorld(IndependentWorld):
             self.forget(name)
         self.default_pg = None
         self.pg_coalesce_state.clear()
-        dtensor_random._rng_tracker = self._tracker
+        if self._tracker is not None:  # not where entering the mode has failed
+            (dtensor_random._rng_tracker,), self._tracker = self._tracker, None
 
     def forget(self, name: str) -> None:
         """Forget the group of this name; nothing happens if there is none."""

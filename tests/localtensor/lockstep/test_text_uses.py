@@ -32,6 +32,7 @@ SHOWS = {
     "a longer text": lambda r: ", ".join([f"rank {r}".upper(), "%s" % r]),  # noqa: UP031  # what is tested
     "a text that is kept": lambda r: dict(text=f"rank {r}"),  # noqa: C408  # a call that keeps it
     "a value": lambda r: {"rank": f"{r}"},
+    "what is known": lambda r: str(r) == "RankInts(0, 1, 2)",
     "another text": lambda r: TABLE.get("0" if f"{dist.get_world_size()}" else "", 0),
 }
 

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from localtensor.collectives.calls_seen import SEEN_PRIVATE
+from localtensor.processes import staging
 from localtensor.threads import rank_world
 from localtensor.threads.state import propagation_settings, shared_propagation
 from localtensor.threads.symmetric.patches import SYMMETRIC_PRIVATE
@@ -103,6 +104,7 @@ def test_what_is_touched_is_listed_somewhere():
             propagation_settings.PRIVATE,
             SEEN_PRIVATE,
             SYMMETRIC_PRIVATE,
+            staging.PRIVATE,
         )
         for part in table
     }
