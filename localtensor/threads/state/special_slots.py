@@ -170,11 +170,15 @@ class RegisteredBackends(ClassTables):
     module, kind = "torch.distributed.distributed_c10d", "Backend"
     tables = ("_plugins", "backend_list", "default_device_backend_map", "backend_capability", "backend_type_map")
 
+    def bind(self) -> None:
+        super().bind()
+        self.kept = {*vars(self.owner)}  # among them those of torch, which it registers by the same tables since 2.15
+
     def load(self, want: list[Any], held: list[Any]) -> None:
         super().load(want, held)
         if want[0] is held[0]:
             return
-        for name in held[0].keys() ^ want[0].keys():
+        for name in (held[0].keys() ^ want[0].keys()) - self.kept:
             if name in want[0]:
                 setattr(self.owner, name, name.lower())
             elif name in vars(self.owner):

@@ -61,3 +61,17 @@ def test_a_backend_of_one_rank_is_unknown_to_the_other():
         return available
 
     assert lt.run(program, ranks=2).values == (True, False)
+
+
+def registers_torchs_own_anew():
+    """As torch does for itself since 2.15, when a group is made."""
+    backend = dist.Backend
+    backend._plugins["GLOO"] = backend._BackendPlugin(None, False)
+    dist.barrier()
+    return "GLOO" in backend._plugins and backend.GLOO
+
+
+def test_torchs_own_backends_stay_on_each_rank_and_behind_the_run():
+    before = {**dist.Backend._plugins}
+    assert lt.run(registers_torchs_own_anew, ranks=2).values == ("gloo", "gloo")
+    assert dist.Backend.GLOO == "gloo" and dist.Backend._plugins == before
