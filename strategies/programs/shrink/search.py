@@ -163,9 +163,10 @@ def failure_kind(reason: str) -> FailureKind:
     >>> failure_kind("output 1 as R: rank 0 makes 3 at [0], the op gives 2 (1 of 2 elements differ)").output
     '1'
     """
-    raised = re.search(r"\b(ranks?|every rank) [\d, ]*raises? (\w+): (.*?)(; its peers|; the op takes|$)", reason)
+    who_raises = r"\b(?:(ranks?|every rank) [\d, ]*raises?|on every rank:)"
+    raised = re.search(rf"{who_raises} (\w+): (.*?)(; its peers|; the op takes|$)", reason)
     if raised:
-        who = "every rank" if raised[1] == "every rank" else "a rank"
+        who = "a rank" if (raised[1] or "").startswith("rank") else "every rank"
         message = re.sub(r"#(, ?#)*", "#", re.sub(r"-?\d+", "#", raised[3]))  # without its numbers
         return FailureKind(f"{who} raises {raised[2]}: {message[:MESSAGE_CHARACTERS]}")
     if stays := no_return_place(reason):

@@ -22,6 +22,7 @@ from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Program, out_leaves, overload
 from strategies.model.verdict import Finding, Report, Verdict, digest
 from strategies.programs.run.verdict import raises
+from strategies.programs.shrink.search import same_kind
 from strategies.sweep import aggregate
 from strategies.sweep.causes.attribution import (
     DISPATCHER,
@@ -327,6 +328,8 @@ def _ordinary(key: Key, start: Attribution) -> Case | None:
         found = replace(found, program=program)
         if (UNKNOWN if found.kind == UNKNOWN else cause_key(found)) != (UNKNOWN if key[0] == UNKNOWN else key):
             return False
+        if key[0] in (PUBLIC_CALL, UNKNOWN) and raises(start.reason) and not same_kind(start.reason, found.reason):
+            return False  # no function ties them together: another error is another fault, or a call that is none
         shown.append((program, found))
         return True
 
