@@ -136,7 +136,13 @@ def _rounded_runs(call: Call, sample: Sample, seed: int) -> Iterator[Sequence[An
 
 def _with_rounding(slack: Tensor | None, want: Any, rounded: Any) -> Tensor | None:
     """The tolerance with the change from `want` to `rounded`, where that is small; a jump says nothing here."""
-    if slack is None or not isinstance(rounded, Tensor) or not is_inexact(want) or rounded.shape != want.shape or not want.numel():
+    if (
+        slack is None
+        or not isinstance(rounded, Tensor)
+        or not is_inexact(want)
+        or rounded.shape != want.shape
+        or not want.numel()
+    ):
         return slack
     apart = (rounded - want).abs().double().nan_to_num(0.0, 0.0)
     small = apart <= JUMP_SHARE * torch.maximum(max_abs(want), apart.new_tensor(1e-3))

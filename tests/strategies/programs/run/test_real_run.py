@@ -120,7 +120,8 @@ def test_what_partial_inputs_add_up_to_may_leave_the_domain_of_the_op(court):
     """Parts of 1.0 add up to 1.0000000000000002, a probability that torch refuses on one device, too."""
     certain = sample("bernoulli.default", torch.ones(64, dtype=torch.float64))
     assert_cleared(
-        court.confirm_program(on(certain, "P(sum)")), "plain torch itself refuses what the ranks' partial inputs add up to"
+        court.confirm_program(on(certain, "P(sum)")),
+        "plain torch itself refuses what the ranks' partial inputs add up to",
     )
     assert court.confirm_program(on(planted("unwilling", X), "P(sum)")).refused == "ValueError: never on a rank"
 
