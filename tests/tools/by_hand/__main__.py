@@ -8,11 +8,11 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.tools.by_hand.words import BUG, RIGHT, Check
+from tests.tools.by_hand.words import BUG, FALSE, RIGHT, Check
 from tests.tools.command_line import parser_of
 from tests.tools.versions import ranks
 
@@ -22,7 +22,7 @@ EXAMPLES = """examples:
   python -m tests.tools.by_hand --list              what each is about, without running it
   python -m tests.tools.by_hand.draw sweep.jsonl    the findings that are drawn by lot from a sweep
 
-Exit code 0 if every finding shows and no control does, 1 if not (on another torch: what it has repaired), 2 for a wrong word.
+Exit code 0 if every finding shows and neither a control nor a false alarm does, 1 if not (on another torch: what it has repaired), 2 for a wrong word.
 """
 EQUAL, DIFFERS, RAISES, APART = "equal", "differs", "raises on every rank", "some ranks raise"
 HANGS, NO_CHECK = "does not return", "plain torch refuses"
@@ -32,7 +32,11 @@ SCRIPT = Path(__file__).with_name("rank.py")
 def outcome(check: Check) -> tuple[str, str]:
     """What the check came to on gloo, and its words in one line."""
     os.environ["BY_HAND"] = check.name
-    answer: dict[str, Any] = ranks.run(str(SCRIPT), check.ranks)
+    return outcome_of(ranks.run(str(SCRIPT), check.ranks))
+
+
+def outcome_of(answer: Mapping[str, Any]) -> tuple[str, str]:
+    """The same from the exit code of each rank, and the output of the first that failed."""
     codes = answer["codes"]
     lines = [line for line in answer["output"].splitlines() if line.strip()] or [""]
     if set(codes) == {0}:
@@ -48,8 +52,12 @@ def outcome(check: Check) -> tuple[str, str]:
 
 
 def holds(check: Check, found: str) -> bool:
-    """Whether the outcome is what was judged: a control equal, all else wrong in some way."""
-    return found == EQUAL if check.judged == RIGHT else found in ((HANGS,) if check.hangs else (DIFFERS, RAISES, APART))
+    """Whether the outcome is what was judged: a control and a false alarm equal, all else wrong in some way."""
+    return (
+        found == EQUAL
+        if check.judged in (RIGHT, FALSE)
+        else found in ((HANGS,) if check.hangs else (DIFFERS, RAISES, APART))
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,13 +85,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _kind(check: Check) -> str:
-    return check.judged if check.judged in (BUG, RIGHT) else "arguable"
+    return check.judged if check.judged in (BUG, FALSE, RIGHT) else "arguable"
 
 
 def _summed(counts: Counter[tuple[str, bool]]) -> int:
     import torch
 
-    for kind, what in ((BUG, "bugs show"), ("arguable", "arguable findings show"), (RIGHT, "controls are equal")):
+    for kind, what in (
+        (BUG, "bugs show"),
+        ("arguable", "arguable findings show"),
+        (FALSE, "false alarms are equal"),
+        (RIGHT, "controls are equal"),
+    ):
         if every := counts[kind, True] + counts[kind, False]:
             print(f"torch {torch.__version__}: {counts[kind, True]} of {every} {what}")
     return int(any(count for (_, held), count in counts.items() if not held))

@@ -189,7 +189,7 @@ RESIZED = "only with an out= of another shape, which torch resizes with a warnin
 def amin_over_no_dims_into_shards(d: Given) -> Any:
     out = d(torch.zeros(1), S0)
     torch.amin(d(count(4), S0), [], out=out)
-    return out
+    return str(tuple(out.shape))
 
 
 @check("aten.std.correction_out: S(0), S(0) -> S(0)")

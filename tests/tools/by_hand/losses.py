@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 (as torch's own pages call it)
 
-from tests.tools.by_hand.words import S0, S1, S2, S3, Given, R, check, count
+from tests.tools.by_hand.words import FALSE, S0, S1, S2, S3, Given, R, check, count
 
 aten = torch.ops.aten
 
@@ -143,3 +143,20 @@ def nll_loss_of_images_with_an_ignored_target(d: Given) -> Any:
 def nll_loss_of_images_with_weights(d: Given) -> Any:
     target = d([[[0, 1]], [[0, 0]]], S2)
     return F.nll_loss(d(-count(2, 2, 1, 2), S3), target, weight=d([1.0, 3.0]))
+
+
+@check("aten.nll_loss2d_forward.default on (2,): S(3), S(2), R, then less its mean | mean -1", judged=FALSE)
+def nll_loss_less_its_mean(d: Given) -> Any:
+    """The finding was the last digit of a zero."""
+    loss = F.nll_loss(d(-count(1, 2, 1, 2), S3), d([[[0, 1]]], S2), weight=d([1.0, 3.0]), reduction="sum")
+    return (loss - loss.mean()).mean(-1)
+
+
+@check("aten.huber_loss_backward.default on (2,): R, S(0), S(0), then amax | softmax | grad twice", judged=FALSE)
+def huber_loss_gradient_through_amax_and_softmax(d: Given) -> Any:
+    """The finding was the last digit of a zero."""
+    coming, x = d(1.0, grad=True), d([[5.0, 1.0], [2.0, 7.0]], S0, grad=True)
+    out = aten.huber_loss_backward.default(coming, x, d(torch.zeros(2, 2), S0), 2, 1.0).amax(0).softmax(-1)
+    (first,) = torch.autograd.grad(out, coming, d([1.0, 2.0]), create_graph=True)
+    (second,) = torch.autograd.grad(first, coming)
+    return first, second

@@ -96,7 +96,7 @@ def amax_over_no_dims(d: Given) -> Any:
 
 @check("aten.amin.default: S(1) -> S(1)")
 def amin_over_no_dims(d: Given) -> Any:
-    return torch.amin(d(count(2, 4), S1), [])
+    return torch.amin(d(count(2, 4), S1), [], True)
 
 
 @check("aten.sum.dim_IntList: S(0) -> S(0)")

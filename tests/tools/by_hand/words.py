@@ -17,12 +17,12 @@ from torch.distributed.tensor.placement_types import Placement
 
 R, S0, S1, S2, S3 = Replicate(), Shard(0), Shard(1), Shard(2), Shard(3)
 SUM, AVG, MIN, MAX, PRODUCT = (Partial(kind) for kind in ("sum", "avg", "min", "max", "product"))
-BUG, RIGHT = "bug", "right"
+BUG, RIGHT, FALSE = "bug", "right", "false alarm"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One program and what was thought of it; `judged` is `BUG`, `RIGHT` (a control), or why it is arguable."""
+    """One program and what was thought of it; `judged` is `BUG`, `FALSE`, `RIGHT` (a control), or why it is arguable."""
 
     name: str
     program: Callable[[Given], Any]
