@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.tools.by_hand.words import S0, S1, S2, SUM, Given, check, count
+from tests.tools.by_hand.words import AVG, S0, S1, SUM, Given, check, count
 
 aten = torch.ops.aten
 UNHASHABLE = "every rank raises RE: unhashable type: 'complex'; the op takes the whole tensors"
@@ -36,9 +36,9 @@ def shift_to_the_right_by_a_number(d: Given) -> Any:
     return d([8, 16]) >> 1
 
 
-@check("aten.__rshift__.Tensor: S(2), S(2) -> S(2)")
-def shift_to_the_right_by_shards(d: Given) -> Any:
-    return d(8 * torch.ones(1, 2, 4, dtype=torch.int64), S2) >> d(torch.ones(1, 2, 4, dtype=torch.int64), S2)
+@check("aten.__rshift__.Tensor: R, R -> R")
+def shift_to_the_right_by_a_tensor(d: Given) -> Any:
+    return d([8, 16]) >> d([1, 2])
 
 
 @check(f"aten.mul.Scalar, call: {UNHASHABLE}")
@@ -61,9 +61,9 @@ def unequal_to_a_complex_number(d: Given) -> Any:
     return d(count(2), S0, dtype=torch.complex64).ne_(1 + 0j)
 
 
-@check(f"aten.lerp.Scalar, call: {UNHASHABLE}")
+@check("aten.lerp.Scalar_out on (2,): S(0), S(0), S(0)")
 def lerp_by_a_complex_number(d: Given) -> Any:
-    return torch.lerp(d([1 + 1j]), d([3 + 1j]), 0.5j)
+    return torch.lerp(d([1 + 1j, 2j], S0), d([3 + 1j, 4j], S0), 0.5j, out=d([0j, 0j], S0))
 
 
 @check(f"aten.constant_pad_nd.default, call: {UNHASHABLE}")
@@ -76,10 +76,10 @@ def index_fill_with_a_complex_number(d: Given) -> Any:
     return torch.index_fill(d(count(4), dtype=torch.complex64), 0, d([1]), 2j)
 
 
-@check(f"aten.addr.default, call: {UNHASHABLE}")
+@check("aten.addr.default on (2,): P(avg), P(avg), R, then again(x0, x1, x2, beta=(0.4+0.6j), alpha=(0.1+0.3j))")
 def addr_with_complex_factors(d: Given) -> Any:
-    x, y = d(count(2), dtype=torch.complex64), d(count(2), dtype=torch.complex64)
-    z = d(torch.ones(2, 2), dtype=torch.complex64)
+    x, y = d(count(2), AVG, dtype=torch.complex64), d(count(2), dtype=torch.complex64)
+    z = d(torch.ones(2, 2), AVG, dtype=torch.complex64)
     return [torch.addr(z, x, y, beta=2j, alpha=1j) for _ in range(2)]
 
 
@@ -123,9 +123,7 @@ def gradient_of_a_power_of_a_number(d: Given) -> Any:
     return x.grad
 
 
-@check(
-    "aten.pow.Tensor_Tensor, gradient: every rank raises RE: tuple index out of range; the op takes the whole tensors"
-)
+@check("aten.pow.Tensor_Tensor on (2,): R, R, then grad")
 def gradient_of_a_complex_power(d: Given) -> Any:
     x, y = d(1 + 2j, grad=True), d(2 + 1j, grad=True)
     torch.pow(x, y).abs().backward()
@@ -138,9 +136,7 @@ def product_of_float8_matrices(d: Given) -> Any:
     return torch.mm(x, y)
 
 
-@check(
-    "aten._scaled_mm.default, call: every rank raises IndexError: tuple index out of range; the op takes the whole tensors"
-)
+@check("aten._scaled_mm.default on (2,): R, R, R, R")
 def scaled_product_of_float8_matrices(d: Given) -> Any:
     x, y = d(torch.ones(16, 16), dtype=torch.float8_e4m3fn), d(torch.ones(16, 16), dtype=torch.float8_e4m3fn)
     return torch._scaled_mm(x, y.t(), d(1.0), d(1.0))
@@ -167,3 +163,11 @@ def scaled_product_of_sharded_float8_matrices(d: Given) -> Any:
 @check("aten._to_copy.default: P(sum) -> P(sum)")
 def complex_sums_as_short_integers(d: Given) -> Any:
     return d.pieces(SUM, [0.5 + 0j], [0.5 + 0j]).to(torch.int16)
+
+
+@check("aten.ldexp_.default on (2,): R, R, then grad twice")
+def second_gradient_of_ldexp_in_place(d: Given) -> Any:
+    x, y = d([1 + 2j], grad=True), d([2 + 1j], grad=True)
+    (first,) = torch.autograd.grad(x.clone().ldexp_(y).abs().sum(), y, create_graph=True)
+    first.abs().sum().backward()
+    return x.grad, y.grad

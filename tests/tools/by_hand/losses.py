@@ -61,9 +61,9 @@ def smooth_l1_loss_gradient(d: Given) -> Any:
     return x.grad
 
 
-@check("aten.soft_margin_loss.default: S(0), S(0) -> P(avg)")
+@check("aten.soft_margin_loss.default: S(2), S(2) -> P(avg)")
 def soft_margin_loss_of_uneven_shards(d: Given) -> Any:
-    return F.soft_margin_loss(d(count(3), S0), d([1.0, -1.0, 1.0], S0))
+    return F.soft_margin_loss(d(count(2, 1, 3), S2), d(torch.ones(2, 1, 3), S2))
 
 
 @check("aten.soft_margin_loss.default on (2,): S(1), S(1), then grad of input 0 alone")
@@ -133,10 +133,10 @@ def nll_loss_with_weights_beside_replicas(d: Given) -> Any:
     return F.nll_loss(d(-count(4, 2), S0), d([0, 0, 1, 0]), weight=d([1.0, 3.0]))
 
 
-@check("aten.nll_loss2d_forward.default: S(0), S(0) -> P(avg), P(sum)")
+@check("aten.nll_loss2d_forward.default: S(3), S(2) -> P(avg), P(sum)")
 def nll_loss_of_images_with_an_ignored_target(d: Given) -> Any:
-    target = d([[[0, 1]], [[1, -100]]], S0)
-    return F.nll_loss(d(-count(2, 3, 1, 2), S0), target)
+    target = d([[[0, 1]], [[1, -100]]], S2)
+    return F.nll_loss(d(-count(2, 3, 1, 2), S3), target)
 
 
 @check("aten.nll_loss2d_forward.default: S(3), S(2), R -> P(avg), P(sum)")
@@ -145,14 +145,14 @@ def nll_loss_of_images_with_weights(d: Given) -> Any:
     return F.nll_loss(d(-count(2, 2, 1, 2), S3), target, weight=d([1.0, 3.0]))
 
 
-@check("aten.nll_loss2d_forward.default on (2,): S(3), S(2), R, then less its mean | mean -1", judged=FALSE)
+@check("aten.nll_loss2d_forward.default on (2,): S(3), R, then less its mean | mean -1", judged=FALSE)
 def nll_loss_less_its_mean(d: Given) -> Any:
     """The finding was the last digit of a zero."""
     loss = F.nll_loss(d(-count(1, 2, 1, 2), S3), d([[[0, 1]]], S2), weight=d([1.0, 3.0]), reduction="sum")
     return (loss - loss.mean()).mean(-1)
 
 
-@check("aten.huber_loss_backward.default on (2,): R, S(0), S(0), then amax | softmax | grad twice", judged=FALSE)
+@check("aten.huber_loss_backward.default on (2,): R, R, S(0), then amax | softmax | grad twice", judged=FALSE)
 def huber_loss_gradient_through_amax_and_softmax(d: Given) -> Any:
     """The finding was the last digit of a zero."""
     coming, x = d(1.0, grad=True), d([[5.0, 1.0], [2.0, 7.0]], S0, grad=True)

@@ -45,9 +45,9 @@ def fill_of_partial_products(d: Given) -> Any:
     return d(count(4), PRODUCT).fill_(3.0)
 
 
-@check("aten.view.dtype: P(sum) -> P(sum)")
-def bits_of_partial_sums(d: Given) -> Any:
-    return d([1.0, 2.0], SUM).view(torch.int32)
+@check("aten.view.dtype: P(product) -> P(product)")
+def bits_of_partial_products(d: Given) -> Any:
+    return d.pieces(PRODUCT, [2.0, 3.0], [3.0, 5.0]).view(torch.int32)
 
 
 @check("aten.view.dtype: P(min) -> P(min)")
@@ -105,9 +105,9 @@ def complex_of_partial_minima(d: Given) -> Any:
     return torch.complex(d(count(4), MIN), d(count(4), MIN))
 
 
-@check("aten.complex.default on (2,): P(sum), P(sum), then cast int64")
+@check("aten.complex.default on (2,): P(sum), R, then cast int64")
 def complex_of_partial_sums_as_integers(d: Given) -> Any:
-    return torch.complex(d.pieces(SUM, [0.5], [0.5]), d.pieces(SUM, [1.0], [1.0])).to(torch.int64)
+    return torch.complex(d.pieces(SUM, [0.5], [0.5]), d([2.0])).to(torch.int64)
 
 
 @check("aten.view_as_real.default: P(product) -> P(product)")
@@ -115,9 +115,9 @@ def parts_of_partial_products(d: Given) -> Any:
     return torch.view_as_real(d.pieces(PRODUCT, [2j], [3j]))
 
 
-@check("aten.index_fill_.int_Tensor on (2,): P(sum), R, R")
-def index_fill_in_place_of_partial_sums(d: Given) -> Any:
-    return d([1, 2, 3, 4], SUM).index_fill_(0, d([1]), d(7))
+@check("aten.index_fill.int_Tensor on (2,): P(sum), R, R")
+def index_fill_of_partial_sums(d: Given) -> Any:
+    return torch.index_fill(d([1, 2, 3, 4], SUM), 0, d([1]), d(7))
 
 
 @check("aten.take.default on (2,): R, P(sum)")
@@ -145,9 +145,9 @@ def avg_pool3d_of_integer_sums(d: Given) -> Any:
     return F.avg_pool3d(d.pieces(SUM, [[[[1, 0]]]], [[[[0, 1]]]]), (1, 1, 2))
 
 
-@check("aten.avg_pool1d.default: P(avg) -> P(avg)")
-def avg_pool1d_of_integer_averages(d: Given) -> Any:
-    return F.avg_pool1d(d.pieces(AVG, [[2, 4]], [[4, 6]]), 2)
+@check("aten.avg_pool3d.default: P(avg) -> P(avg)")
+def avg_pool3d_of_integer_averages(d: Given) -> Any:
+    return F.avg_pool3d(d.pieces(AVG, [[[[2, 4]]]], [[[[4, 6]]]]), (1, 1, 2))
 
 
 @check("aten._fft_r2c.default: P(max) -> P(max)")
@@ -167,9 +167,9 @@ def unscaling_of_partial_products(d: Given) -> Any:
     return grads
 
 
-@check("aten._foreach_add_.Tensor on (2,): R, P(sum), R")
+@check("aten._foreach_add_.Tensor on (2,): P(sum), R, R")
 def foreach_add_of_a_number_in_place(d: Given) -> Any:
-    pair = [d(count(2)), d(count(2), SUM)]
+    pair = [d(count(2), SUM), d(count(2))]
     torch._foreach_add_(pair, d(1.0), alpha=1.0)
     return pair
 
@@ -179,9 +179,10 @@ def foreach_add_of_a_number(d: Given) -> Any:
     return torch._foreach_add([d(count(2), SUM), d(count(2))], d(1.0), alpha=1.0)
 
 
-@check("aten.linalg_pinv.atol_rtol_tensor on (2,): R, R, P(avg)")
+@check("aten.linalg_pinv.atol_rtol_tensor_out on (3,): R, R, P(avg), R", (3,))
 def pinv_with_a_tolerance_that_is_an_average(d: Given) -> Any:
-    return torch.linalg.pinv(d([[1.0, 0.0], [0.0, 0.1]]), rtol=d.pieces(AVG, 0.04, 0.4 - 0.04 + 0.04))
+    x, out = d([[1.0, 0.0], [0.0, 0.1]]), d(torch.zeros(2, 2))
+    return torch.linalg.pinv(x, rtol=d.pieces(AVG, 0.01, 0.58, 0.01), out=out)
 
 
 @check("aten.linalg_pinv.atol_rtol_tensor on (2,): R, P(min), R")
@@ -211,25 +212,25 @@ def convolution_gradient_with_weights_that_are_minima(d: Given) -> Any:
     return x.grad
 
 
-@check("aten.native_batch_norm.default on (2,): R, R, R, R, P(sum)")
-def batch_norm_with_a_running_variance_that_is_a_sum(d: Given) -> Any:
-    mean, var = d([0.0, 0.0]), d([1.0, 1.0], SUM)
+@check("aten.native_batch_norm.default on (2,): R, R, P(min)")
+def batch_norm_with_a_running_variance_that_is_a_minimum(d: Given) -> Any:
+    mean, var = d([0.0, 0.0]), d([1.0, 1.0], MIN)
     F.batch_norm(d(count(3, 2)), mean, var, training=True)
     return var
 
 
-@check("aten._native_batch_norm_legit.default on (2,): R, R, R, P(max), R")
+@check("aten._native_batch_norm_legit.default on (2,): R, P(max), R")
 def batch_norm_with_a_running_mean_that_is_a_maximum(d: Given) -> Any:
     mean, var = d([0.0, 0.0], MAX), d([1.0, 1.0])
     F.batch_norm(d(count(3, 2)), mean, var, training=True)
     return mean
 
 
-@check("aten._batch_norm_with_update.default on (2,): R, R, R, R, P(sum)")
-def batch_norm_with_update_of_a_partial_variance(d: Given) -> Any:
-    mean, var = d([0.0, 0.0]), d([1.0, 1.0], SUM)
-    aten._batch_norm_with_update.default(d(count(3, 2)), d([1.0, 1.0]), d([0.0, 0.0]), mean, var, 0.5, 1e-5)
-    return var
+@check("aten._batch_norm_with_update.default on (2,): R, R, R, R, S(0)")
+def batch_norm_with_update_of_a_sharded_variance(d: Given) -> Any:
+    mean, var = d([0.0, 0.0]), d([1.0, 1.0], S0)
+    aten._batch_norm_with_update.default(d(count(3, 2, 4)), d([1.0, 1.0]), d([0.0, 0.0]), mean, var, 0.5, 1e-5)
+    return mean, var
 
 
 @check("aten.bernoulli.out on (2,): P(sum), S(0)", judged=FALSE)
@@ -242,3 +243,13 @@ def bernoulli_of_partial_probabilities(d: Given) -> Any:
 def baddbmm_of_integer_sums_with_a_float_factor(d: Given) -> Any:
     x, y = d(torch.ones(2, 2, 4, dtype=torch.int64), S2), d(torch.ones(2, 4, 2, dtype=torch.int64), S1)
     return torch.baddbmm(d(torch.ones(2, 2, 2, dtype=torch.int64), SUM), x, y, beta=2.0)
+
+
+@check("aten.alias.default on (2,): P(avg), then cast int64")
+def complex_averages_as_integers(d: Given) -> Any:
+    return d.pieces(AVG, [2 + 0j], [4 + 0j])[...].to(torch.int64)
+
+
+@check("aten.avg_pool1d.default: P(avg) -> P(avg)")
+def avg_pool1d_of_integer_averages(d: Given) -> Any:
+    return F.avg_pool1d(d.pieces(AVG, [[2, 4]], [[4, 6]]), 2)

@@ -54,9 +54,9 @@ def fused_adamw_of_a_shard_and_replicas(d: Given) -> Any:
     return adam(aten._fused_adamw_.default, lists(d, (0, S0), params=2), d)
 
 
-@check("aten._fused_adamw_.tensor_lr on (2,): S(0), R, R, R, R, R, R")
+@check("aten._fused_adamw_.tensor_lr on (2,): S(1), R, R, R, R, R, R, R, R, R, R, R, R, R, R, R, R, R, R")
 def fused_adamw_of_a_sharded_parameter(d: Given) -> Any:
-    return adam(aten._fused_adamw_.tensor_lr, lists(d, (0, S0)), d, d(0.5))
+    return adam(aten._fused_adamw_.tensor_lr, lists(d, (0, S1), params=3), d, d(0.5))
 
 
 @check("aten._fused_adamw_.tensor_lr on (2,): R, R, R, R, R, R, P(max)")
@@ -64,49 +64,42 @@ def fused_adamw_with_a_partial_learning_rate(d: Given) -> Any:
     return adam(aten._fused_adamw_.tensor_lr, lists(d), d, d(0.5, MAX))
 
 
-@check(
-    "aten._fused_adam.default, call: every rank raises RE: Tensor meta for aten._fused_adam.default should be a list[TensorMeta] (op returns List[Tensor]), but got tuple; the"
-)
+@check("aten._fused_adam.tensor_lr on (2,): S(0), S(0), S(0), S(0), S(0), R, R")
 def fused_adam_out_of_place(d: Given) -> Any:
-    five = lists(d)
-    return aten._fused_adam.default(
-        *five, [d(1.0)], lr=0.5, beta1=0.5, beta2=0.5, weight_decay=0.0, eps=1.0, amsgrad=True, maximize=False
-    )
+    five = [[d(count(2, 2) + i, S0)] for i in range(5)]
+    options = {"beta1": 0.5, "beta2": 0.5, "weight_decay": 0.0, "eps": 1.0, "amsgrad": True, "maximize": False}
+    return aten._fused_adam.tensor_lr(*five, [d(1.0)], lr=d(0.5), **options)
 
 
-@check(
-    "aten._foreach_addcmul_.Tensor, call: every rank raises RE: Expected scalars to be on CPU, got meta instead.; the op takes the whole tensors"
-)
+@check("aten._foreach_addcmul_.Tensor on (2,): S(0), S(0), S(0), R")
 def foreach_addcmul_by_a_tensor_of_numbers(d: Given) -> Any:
     x, y = [d(count(2), S0)], [d(count(2), S0)]
     torch._foreach_addcmul_(x, y, y, d([2.0]))
     return x
 
 
-@check(
-    "aten._foreach_addcdiv_.Tensor, call: every rank raises RE: Expected scalars to be on CPU, got meta instead.; the op takes the whole tensors"
-)
+@check("aten._foreach_addcdiv_.Tensor on (2,): R, R, R, R, R, R, R")
 def foreach_addcdiv_by_a_tensor_of_numbers(d: Given) -> Any:
-    x, y = [d(count(2), S0), d(count(2))], [d(count(2), S0), d(count(2))]
+    x, y = [d(count(2)), d(count(2))], [d(count(2)), d(count(2))]
     torch._foreach_addcdiv_(x, y, y, d([2.0, 3.0]))
     return x
 
 
-@check("tensor.rand: every rank raises AssertionError: -")
+@check("rand(x.shape, dtype=torch.float64, device_mesh=mesh, placements=[Replicate()]) on (2,): R")
 def rand_on_the_cpu(d: Given) -> Any:
     if d.mesh is None:
         return [4, 2]
     return list(tensor.rand(4, 2, device_mesh=d.mesh, placements=[S0]).shape)
 
 
-@check("tensor.randn: every rank raises AssertionError: -")
+@check("randn(x.shape, dtype=torch.float64, device_mesh=mesh, placements=[Shard(1)]) on (2,): R")
 def randn_on_the_cpu(d: Given) -> Any:
     if d.mesh is None:
         return [4, 2]
     return list(tensor.randn(4, 2, device_mesh=d.mesh, placements=[S1]).shape)
 
 
-@check("device_mesh.DeviceMesh: values")
+@check("DeviceMesh(device, mesh.mesh.flip(0)), then distribute_tensor and redistribute to [Shard(1)] on (2,): R")
 def shards_on_a_mesh_in_reverse_order(d: Given) -> Any:
     x = count(2, 4)
     if d.mesh is None:
@@ -138,7 +131,7 @@ def gradient_of_a_partial_minimum_as_a_sum(d: Given) -> Any:
 
 
 @check(
-    "DTensor.from_local: every rank raises RE: redistribute from S(#) to P(sum)",
+    "DTensor.from_local(shape=x.shape, stride=x.stride(), grad_placements=[Partial('sum'), Replicate()], run_check=True), then its gradient in [Shard(0), Shard(0)] on (2, 2): R",
     (2, 2),
     judged="DTensor says by name that it does not support this yet",
 )
@@ -179,14 +172,17 @@ def loss_parallel_with_weights_and_an_ignored_target(d: Given) -> Any:
     return _loss(d, d(count(2, 4), S1, grad=True), d([1, -100]), weight=d(torch.ones(4)))
 
 
-@check("parallel.loss_parallel: a rank raises RE: index # is out of bounds for dim", (2, 2))
+@check(
+    "loss_parallel() of [Shard(1), Shard(0)]: F.cross_entropy(x, target, reduction='none'), weighted, a target ignored on (2, 2): R",
+    (2, 2),
+)
 def loss_parallel_on_two_axes_with_an_ignored_target(d: Given) -> Any:
     return _loss(
         d, d(count(4, 4), S1, S0, grad=True), d([-100, 1, 2, 3], R, S0), weight=d(torch.ones(4)), reduction="none"
     )
 
 
-@check("parallel.loss_parallel: values stops")
+@check("loss_parallel() of [Shard(1)]: F.cross_entropy(x, target, reduction='sum') on (2,): R")
 def loss_parallel_with_fewer_classes_than_ranks(d: Given) -> Any:
     return _loss(d, d([[2.0]], S1, grad=True), d([0]), reduction="sum")
 
@@ -235,7 +231,7 @@ def layer_norm_of_one_feature_and_a_step_of_sgd(d: Given) -> Any:
     return _trained(d, nn.LayerNorm(1), d(count(3, 1)), _sharded(d))
 
 
-@check("tensor.distribute_module: a rank raises RE: index_select(): self indexing ax", (4,))
+@check("distribute_module(nn.Embedding(5, 6), mesh, partition_fn=<Shard(0)>) on (4,): R", (4,))
 def embedding_of_fewer_rows_than_shards(d: Given) -> Any:
     return _module(d, nn.Embedding(5, 6), d([0, 2]), _sharded(d))
 
@@ -248,7 +244,10 @@ def colwise_embedding_of_uneven_columns_and_a_step_of_sgd(d: Given) -> Any:
     )
 
 
-@check("parallel.RowwiseParallel: values stops", (4,))
+@check(
+    "RowwiseParallel(input_layouts=Shard(0), output_layouts=Shard(-1), use_local_output=False) of nn.Embedding(5, 6) on (4,): R",
+    (4,),
+)
 def rowwise_embedding_of_fewer_rows_than_shards(d: Given) -> Any:
     module, x = nn.Embedding(5, 6), torch.tensor([0, 2, 1, 4])
     nn.init.constant_(module.weight, 0.5)
@@ -257,3 +256,17 @@ def rowwise_embedding_of_fewer_rows_than_shards(d: Given) -> Any:
         module = parallel.parallelize_module(module, d.mesh, style)
     module(x).sum().backward()
     return module.weight.grad
+
+
+@check("aten._foreach_addcdiv_.Tensor on (2,): S(0), S(0), S(0), R")
+def foreach_addcdiv_of_shards_by_a_tensor_of_numbers(d: Given) -> Any:
+    x, y = [d(count(2), S0)], [d(count(2), S0)]
+    torch._foreach_addcdiv_(x, y, y, d([2.0]))
+    return x
+
+
+@check("aten._foreach_addcmul_.Tensor on (2,): R, R, R, R, R, R, R")
+def foreach_addcmul_of_replicas_by_a_tensor_of_numbers(d: Given) -> Any:
+    x, y = [d(count(2)), d(count(2))], [d(count(2)), d(count(2))]
+    torch._foreach_addcmul_(x, y, y, d([2.0, 3.0]))
+    return x

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.tools.by_hand.words import MAX, MIN, PRODUCT, S0, S1, S2, SUM, Given, check, count
+from tests.tools.by_hand.words import MAX, MIN, PRODUCT, S0, S1, S2, S3, SUM, Given, check, count
 
 
 @check("aten.any.default on (2,): S(0), then cast float64")
@@ -29,9 +29,9 @@ def any_times_a_number(d: Given) -> Any:
     return torch.any(d(count(4), S0)) * 2
 
 
-@check("aten.any.default: S(0) -> P(sum)")
+@check("aten.any.dims: S(1) -> P(sum)")
 def any_of_bytes(d: Given) -> Any:
-    return torch.any(d([1, 1, 0, 1], S0, dtype=torch.uint8))
+    return torch.any(d([[1, 1, 0, 1]], S1, dtype=torch.uint8), (0, 1))
 
 
 @check("aten.any.dim: P(sum) -> P(sum)")
@@ -49,9 +49,9 @@ def cumprod_along_the_sharded_dim(d: Given) -> Any:
     return torch.cumprod(d(count(2, 4), S1), -1)
 
 
-@check("aten.cumsum.default: S(0) -> S(0)")
+@check("aten.cumsum.default: S(2) -> S(2)")
 def cumsum_along_the_sharded_dim(d: Given) -> Any:
-    return torch.cumsum(d(count(4), S0), -1)
+    return torch.cumsum(d(count(2, 1, 4), S2), -1)
 
 
 @check("aten.logcumsumexp.default: S(1) -> S(1)")
@@ -69,9 +69,9 @@ def cumsum_of_powers(d: Given) -> Any:
     return torch.pow(d(count(4), S0), 2).cumsum(-1)
 
 
-@check("aten.std.correction: S(0) -> S(0)")
+@check("aten.std.correction: S(1) -> S(1)")
 def std_over_no_dims(d: Given) -> Any:
-    return torch.std(d(count(4), S0), [])
+    return torch.std(d(count(2, 4), S1), [])
 
 
 @check("aten.std_mean.correction: S(1) -> S(1), S(1)")
@@ -89,9 +89,9 @@ def var_mean_over_no_dims(d: Given) -> Any:
     return torch.var_mean(d(count(2, 1, 4), S2), [])
 
 
-@check("aten.amax.default: S(0) -> S(0)")
+@check("aten.amax.default: S(1) -> S(1)")
 def amax_over_no_dims(d: Given) -> Any:
-    return torch.amax(d(count(4), S0), [], True)
+    return torch.amax(d(count(2, 4), S1), [], True)
 
 
 @check("aten.amin.default: S(1) -> S(1)")
@@ -104,14 +104,14 @@ def sum_over_no_dims(d: Given) -> Any:
     return torch.sum(d(count(4), S0), [])
 
 
-@check("aten.aminmax.default: S(0) -> S(0), S(0)")
+@check("aten.aminmax.default: S(1) -> S(1), S(1)")
 def aminmax_that_keeps_the_dims(d: Given) -> Any:
-    return tuple(torch.aminmax(d(count(4), S0), keepdim=True))
+    return tuple(torch.aminmax(d(count(2, 4), S1), keepdim=True))
 
 
-@check("aten.logsumexp.default: S(1) -> S(1)")
+@check("aten.logsumexp.default: S(3) -> S(3)")
 def logsumexp_over_no_dims(d: Given) -> Any:
-    return torch.logsumexp(d(count(2, 4), S1), [], True)
+    return torch.logsumexp(d(count(2, 1, 1, 4), S3), [], True)
 
 
 @check("aten.logsumexp.default: S(1) -> S(0)")
@@ -119,16 +119,14 @@ def logsumexp_that_keeps_the_dim(d: Given) -> Any:
     return torch.logsumexp(d(count(2, 4), S1), [0], True)
 
 
-@check(
-    "aten.logsumexp.default, call: every rank raises AssertionError: Expected reduce_dims to not be None; the op takes the whole tensors"
-)
+@check("aten.logsumexp.default on (2,): R")
 def logsumexp_of_a_scalar(d: Given) -> Any:
     return torch.logsumexp(d(2.0), [0])
 
 
-@check("aten.linalg_vector_norm.default: S(1) -> S(1)")
+@check("aten.linalg_vector_norm.default: S(0) -> S(0)")
 def vector_norm_over_no_dims(d: Given) -> Any:
-    return torch.linalg.vector_norm(d(count(2, 4), S1), 1, [])
+    return torch.linalg.vector_norm(d(count(4), S0), 1, [])
 
 
 @check("aten.linalg_vector_norm.default: P(max) -> P(max)")
@@ -167,9 +165,7 @@ def product_of_complex_numbers_as_real_ones(d: Given) -> Any:
     return torch.prod(d.pieces(PRODUCT, [2j], [3j]), dtype=torch.float64)
 
 
-@check(
-    "aten.prod.dim_int, call: every rank raises RE: all_reduce: reduce_op product does not support complex tensors; the op takes the whole tensors"
-)
+@check("aten.prod.default on (2,): S(0)")
 def product_of_complex_shards(d: Given) -> Any:
     return torch.prod(d([1 + 1j, 2 + 0j], S0))
 
@@ -185,10 +181,10 @@ def norm_then_summed(d: Given) -> Any:
 
 
 @check(
-    "prims.sum.default: S(0) -> S(0)", judged="prims are no public API; the same of torch.sum is a finding of its own"
+    "prims.sum.default: S(3) -> S(3)", judged="prims are no public API; the same of torch.sum is a finding of its own"
 )
 def sum_of_prims_over_no_dims(d: Given) -> Any:
-    return torch.ops.prims.sum.default(d(count(4), S0), [])
+    return torch.ops.prims.sum.default(d(count(2, 1, 1, 4), S3), [])
 
 
 @check(
@@ -215,9 +211,9 @@ def amax_of_an_empty_shard(d: Given) -> Any:
     return torch.amax(d(count(4), S0))
 
 
-@check("aten.min.default: S(1) -> P(min)", (3,))
-def min_of_an_empty_shard(d: Given) -> Any:
-    return torch.min(d(count(2, 4), S1))
+@check("aten.amin.default: S(2) -> P(min)", (3,))
+def amin_of_an_empty_shard(d: Given) -> Any:
+    return torch.amin(d(count(2, 1, 4), S2), 2)
 
 
 @check("aten.max.default: S(0) -> P(max)", (3,))
@@ -230,9 +226,9 @@ def aminmax_of_an_empty_shard(d: Given) -> Any:
     return tuple(torch.aminmax(d(count(4), S0)))
 
 
-@check("aten._foreach_max.default: S(0) -> P(max)", (3,))
+@check("aten._foreach_max.default: R, S(1) -> R, P(max)", (3,))
 def foreach_max_of_an_empty_shard(d: Given) -> Any:
-    return torch._foreach_max([d(count(4, 1), S0)])
+    return torch._foreach_max([d(count(2)), d(count(1, 4), S1)])
 
 
 @check("aten.linalg_vector_norm.default: S(0) -> P(min)", (3,))
@@ -245,7 +241,7 @@ def item_of_a_sharded_number(d: Given) -> Any:
     return d([3.0], S0).item()
 
 
-@check("aten._local_scalar_dense.default: P(sum) -> -")
+@check("aten._local_scalar_dense.default on (2,): P(sum)")
 def item_of_a_partial_sum(d: Given) -> Any:
     return d.pieces(SUM, 3.0, 4.0).item()
 
@@ -253,3 +249,8 @@ def item_of_a_partial_sum(d: Given) -> Any:
 @check("aten._local_scalar_dense.default: P(max) -> -")
 def item_of_a_partial_maximum(d: Given) -> Any:
     return int(d.pieces(MAX, 3, 4))
+
+
+@check("aten.linalg_vector_norm.default: S(1) -> S(1)")
+def vector_norm_of_sharded_columns_over_no_dims(d: Given) -> Any:
+    return torch.linalg.vector_norm(d(count(2, 4), S1), 1, [])
