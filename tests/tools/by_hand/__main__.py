@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.list:
         print("\n".join(f"{c.name} | {c.finding or 'control'} | {c.judged}" for c in chosen))
         return 0
-    for module in ("numpy", "torch.distributed.tensor.parallel"):
+    for module in ("numpy", "torch.distributed.tensor.parallel", "torch._dynamo"):  # else each rank imports them
         importlib.import_module(module)
     counts: Counter[tuple[str, bool]] = Counter()
     for check in chosen:
