@@ -10,12 +10,10 @@ from torch.distributed.tensor import DTensor
 
 from tests.tools.by_hand.words import AVG, PRODUCT, S0, SUM, Given, R, check, count
 
-MIXED = "got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before calling distributed operators!"
-
 
 def mixed(op: str, what: str) -> str:
     """The rule of a finding of this op whose gradient fails by a mixed call of another one."""
-    return f"{op}, gradient: every rank raises RE: {what} {MIXED}"
+    return f"{op}, gradient: {what} gets a plain tensor beside DTensors"
 
 
 @check(mixed("aten.split.Tensor", "aten.cat.default"))
@@ -230,9 +228,7 @@ def gradient_of_slogdet_of_a_complex_matrix(d: Given) -> Any:
     return x.grad
 
 
-@check(
-    "aten.linalg_solve_triangular.default, gradient: every rank raises RE: The expanded size of the tensor (#) must match the existing size (#) at non-singleton dimension #."
-)
+@check("aten.linalg_solve_triangular.default, gradient")
 def gradient_of_solve_triangular_of_a_sharded_batch(d: Given) -> Any:
     a = d(torch.stack([torch.eye(2), 2 * torch.eye(2)]), grad=True)
     b = d(count(2, 2, 1), S0, grad=True)
@@ -240,9 +236,7 @@ def gradient_of_solve_triangular_of_a_sharded_batch(d: Given) -> Any:
     return a.grad, b.grad
 
 
-@check(
-    "aten.prod.default, gradient: every rank raises RE: Cannot flatten unevenly sharded tensor: dimension # (size #) is not evenly divisible by mesh dimension # (size #). Plea"
-)
+@check("aten.prod.default, gradient")
 def gradient_of_the_product_of_uneven_shards_with_a_zero(d: Given) -> Any:
     x = d([[1.0, 2.0], [0.0, 3.0], [4.0, 5.0]], S0, grad=True)
     torch.prod(x).backward()
@@ -287,9 +281,7 @@ def second_gradient_of_the_root_of_a_magnitude(d: Given) -> Any:
     return x.grad
 
 
-@check(
-    "aten.alias.default, gradient: every rank raises AttributeError: 'Tensor' object has no attribute '_local_tensor'; the op takes the whole tensors"
-)
+@check("aten.alias.default, gradient")
 def second_gradient_after_a_redistribution(d: Given) -> Any:
     x = d(count(2), grad=True)
     y = x.redistribute(placements=[R]) if isinstance(x, DTensor) else x
@@ -298,9 +290,7 @@ def second_gradient_after_a_redistribution(d: Given) -> Any:
     return x.grad
 
 
-@check(
-    "aten.alias.default, gradient: every rank raises RE: aten.masked_fill_.Scalar: in-place operations that require placement changes are not supported. The input has placement (Partial(avg)"
-)
+@check("aten.alias.default, gradient")
 def gradient_of_the_norm_of_an_average(d: Given) -> Any:
     x = d(3.0, AVG, grad=True)
     torch.linalg.vector_norm(x).backward()
@@ -314,7 +304,7 @@ def gradient_of_the_norm_of_a_partial_sum(d: Given) -> Any:
     return x.grad
 
 
-@check("aten.lt_.Scalar, gradient: every rank raises RE: aten._foreach_add_.List got mixed torch.Tensor and DTensor")
+@check("aten.lt_.Scalar, gradient")
 def gradient_of_a_comparison_in_place(d: Given) -> Any:
     x = d(count(2), S0, grad=True)
     x.clone().lt_(1.5).sum().backward()
@@ -331,9 +321,7 @@ def _two_steps(d: Given, call: Any, coming: Any, *parameters: Any) -> Any:
     return parameters
 
 
-@check(
-    "aten.nextafter_.default, gradient: every rank raises RE: aten._foreach_add_.List got mixed torch.Tensor and DTensor"
-)
+@check("aten.nextafter_.default, gradient")
 def two_steps_of_sgd_through_nextafter(d: Given) -> Any:
     x, y = d(count(2), grad=True), d([3.0, 3.0], grad=True)
     return _two_steps(d, lambda x, y: x.clone().nextafter_(y), d([1.0, 1.0]), x, y)

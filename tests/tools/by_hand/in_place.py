@@ -200,25 +200,19 @@ def index_by_a_sharded_mask_into_shards(d: Given) -> Any:
     return aten.index.Tensor_out(d(count(4)), [d([True, True, True, True], S0)], out=d(torch.zeros(4), S0))
 
 
-@check(
-    "aten.embedding_dense_backward.out, call: every rank raises RE: meta_embedding_dense_backward() got an unexpected keyword argument 'out'; the op takes the whole tensors"
-)
+@check("aten.embedding_dense_backward.out, call")
 def embedding_gradient_into_a_tensor(d: Given) -> Any:
     return aten.embedding_dense_backward.out(d(count(1, 4)), d([2]), 8, -1, False, out=d(torch.zeros(8, 4)))
 
 
-@check(
-    "aten.grid_sampler_3d_backward.out, call: every rank raises RE: grid_sampler_#d_backward() got an unexpected keyword argument 'out#'; the op takes the whole tensors"
-)
+@check("aten.grid_sampler_3d_backward.out, call")
 def grid_sampler_gradient_into_tensors(d: Given) -> Any:
     x, grid = torch.ones(1, 1, 1, 1, 1), torch.zeros(1, 1, 1, 1, 3)
     outs = {"out0": d(torch.zeros_like(x)), "out1": d(torch.zeros_like(grid))}
     return aten.grid_sampler_3d_backward.out(d(x), d(x), d(grid), 0, 0, False, [True, True], **outs)
 
 
-@check(
-    "aten.randint_like.low_dtype_out, call: every rank raises RE: aten::randint_like() expected at most # argument(s) but received # argument(s). Declaration: aten::randint_li"
-)
+@check("aten.randint_like.low_dtype_out, call")
 def randint_like_into_a_tensor(d: Given) -> Any:
     return aten.randint_like.low_dtype_out(d(count(4), SUM), 3, 4, out=d(torch.zeros(4)))
 
@@ -228,9 +222,7 @@ def normal_into_a_tensor(d: Given) -> Any:
     return aten.normal.out(d(count(4), S0), 3.0, 0.0, out=d(torch.zeros(4), S0))
 
 
-@check(
-    "aten.native_group_norm.out, call: every rank raises RE: Expected X.numel() == N * C * HxW to be true, but got false.  (Could this error message be improved?  If so, pleas"
-)
+@check("aten.native_group_norm.out, call")
 def group_norm_into_tensors(d: Given) -> Any:
     outs = {"out0": d(torch.zeros(2, 6, 3), S0), "out1": d(torch.zeros(2, 2), S0), "out2": d(torch.zeros(2, 2), S0)}
     return aten.native_group_norm.out(

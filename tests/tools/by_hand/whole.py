@@ -118,9 +118,7 @@ def pixel_unshuffle_of_sharded_columns(d: Given) -> Any:
     return F.pixel_unshuffle(d(count(1, 1, 2, 6), S3), 2)
 
 
-@check(
-    "aten.unsafe_split.Tensor, call: every rank raises RE: For the op aten::unsafe_split.Tensor, `output_specs` has # output which does not equal the number of op outputs: #.;"
-)
+@check("aten.unsafe_split.Tensor, call")
 def unsafe_split_of_shards(d: Given) -> Any:
     return torch.unsafe_split(d(count(4), S0), 4)
 
@@ -150,9 +148,7 @@ def view_of_no_elements(d: Given) -> Any:
     return d(torch.zeros(1, 0, 1)).view(1, 2, 0)
 
 
-@check(
-    "aten.view_copy.default, call: every rank raises ZeroDivisionError: integer modulo by zero; the op takes the whole tensors"
-)
+@check("aten.view_copy.default, call")
 def view_copy_of_no_elements(d: Given) -> Any:
     return torch.view_copy(d(torch.zeros(0, 2)), [4, 0])
 
@@ -162,9 +158,7 @@ def view_copy_that_never_returns(d: Given) -> Any:
     return torch.view_copy(d(torch.zeros(16, 0)), [0, 0, 0])
 
 
-@check(
-    "aten.view_as_real.default, call: every rank raises IndexError: tuple index out of range; the op takes the whole tensors"
-)
+@check("aten.view_as_real.default, call")
 def view_as_real_of_one_number(d: Given) -> Any:
     return torch.view_as_real(d(1 + 2j))
 
