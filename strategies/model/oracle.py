@@ -10,6 +10,8 @@ are copied without gaps.
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +33,7 @@ from localtensor.layout import (
     within_slack,
 )
 from strategies.model.arguments import argument_names, argument_values, trusts_caller
-from strategies.model.rule import WRITTEN_UNDECLARED, Call, Sample, flat_results, overload, written_leaves
+from strategies.model.rule import WRITTEN_UNDECLARED, Call, Sample, flat_results, out_leaves, overload, written_leaves
 
 STATISTICS = ("mean", "rstd", "save")
 """Prefixes of the names of arguments that the forward kernel saves for the backward.  torch 2.13: the gradients of
@@ -158,6 +160,18 @@ def run_call(call: Call, tensors: Sequence[Tensor], *, mutates: bool) -> tuple[A
     given = [t.clone() for t in tensors] if mutates else tensors
     raw = call(given)
     return raw, [*flat_results(raw), *(given[leaf] for leaf in written_leaves(call))]
+
+
+def resizes_out(sample: Sample) -> bool:
+    """Whether the op gives another shape to a tensor with elements that it gets as `out=`: torch warns that this is deprecated."""
+    leaves = out_leaves(sample.call)
+    if not any(sample.tensors[leaf].numel() for leaf in leaves):
+        return False
+    given = [t.clone() for t in sample.tensors]
+    with contextlib.suppress(*REJECTIONS), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sample.call(given)
+    return any(sample.tensors[leaf].numel() and given[leaf].shape != sample.tensors[leaf].shape for leaf in leaves)
 
 
 def mutates(name: str) -> bool:

@@ -18,14 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor.placement_types import Placement
 
 import localtensor as lt
 from localtensor._util import Outcome
 from localtensor.errors import LocalTensorError, error_in_one_line
-from localtensor.layout import short
+from localtensor.layout import assemble_axis, short
 from strategies.base.signals import quiet
-from strategies.model.oracle import REJECTIONS, OracleResult, placed_call
+from strategies.model.oracle import REJECTIONS, OracleResult, mutates, placed_call, run_call
 from strategies.model.rule import Call, Program
 from strategies.programs.run import rank_run
 from strategies.programs.run.law_steps import LAWS
@@ -74,7 +75,10 @@ class ProgramRealRuns(RankProcesses):
         """
         fresh = self.fresh(len(parts))
         first = verdict(self.run(rank_run.run_pickled_task, parts))
-        if fresh or not first.rank_results or not (first.refused or raises(first.wrong)):
+        raised = bool(first.rank_results) and bool(first.refused or raises(first.wrong))
+        if raised and leaves_domain(parts):
+            return Confirmation("", "plain torch itself refuses what the ranks' partial inputs add up to")
+        if fresh or not raised:
             return first
         if first.refused.startswith(NO_RETURN):  # it has taken its time, and does not depend on other calls
             return first
@@ -108,6 +112,36 @@ def rank_tasks(
     ranks = len(held[0]) if held else 1
     pieces = [tuple(column[rank].detach().cpu().clone() for column in held) for rank in range(ranks)]
     return [replace(sized, pieces=mine) for mine in pieces]
+
+
+def leaves_domain(parts: Sequence[ProgramRankTask]) -> bool:
+    """Whether plain torch refuses the tensors that the pieces of the ranks make, added in either order.
+
+    A sum of parts rounds: a probability of 1.0 may come out as 1.0000000000000002, which `bernoulli` refuses on one device, too.
+    """
+    call, mesh = parts[0].call, parts[0].mesh or (len(parts),)
+    for order in (1, -1):
+        try:
+            made = [
+                _folded([part.pieces[leaf] for part in parts], layout, mesh, order)
+                for leaf, layout in enumerate(parts[0].placements)
+            ]
+        except LocalTensorError:  # a placement of DTensor's own
+            return False
+        try:
+            with torch.random.fork_rng(devices=[]):
+                run_call(call, made, mutates=mutates(call.op))
+        except REJECTIONS:
+            return True
+    return False
+
+
+def _folded(held: Sequence[Tensor], layout: Sequence[Placement], mesh: Sequence[int], order: int) -> Tensor:
+    """The whole of the pieces; those of a partial axis are added in rank order, or from the last on if `order` is -1."""
+    for placement, size in reversed(list(zip(layout, mesh, strict=True))):
+        step = order if isinstance(placement, Partial) else 1
+        held = [assemble_axis(held[i : i + size][::step], placement) for i in range(0, len(held), size)]
+    return held[0]
 
 
 def case_confirmation(case: Case, outcomes: Sequence[Outcome]) -> Confirmation:

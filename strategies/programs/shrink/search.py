@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +20,8 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.layout import MAX_JUMP_SHARE, all_finite, is_standard
 from strategies.base import shrink as base_shrink
 from strategies.base.shrink import Shrunk
-from strategies.model.oracle import REJECTIONS, OracleResult, kernels_on, mutates, run_call, run_oracle
-from strategies.model.rule import Claim, Program, Rule, Sample, flat_results
+from strategies.model.oracle import REJECTIONS, OracleResult, kernels_on, mutates, resizes_out, run_call, run_oracle
+from strategies.model.rule import Claim, Program, Rule, Sample, flat_results, out_leaves
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.shrink.sizes import STAGES, Stage, unevenness
@@ -146,9 +146,17 @@ def _candidates(stage: Stage, program: Program) -> Iterator[Program]:
     """The candidates of a stage that are no larger and no less even, until torch refuses to compute one: some dtypes lack most ops."""
     elements, uneven = element_count(program), unevenness(program)
     with contextlib.suppress(*REJECTIONS):
-        for candidate in stage(program):
+        for candidate in fitting_out(program, stage(program)):
             if element_count(candidate) <= elements and unevenness(candidate) <= uneven:
                 yield candidate
+
+
+def fitting_out(program: Program, candidates: Iterable[Program]) -> Iterator[Program]:
+    """The candidates without those for which torch resizes an `out=` tensor, which it does not for the program."""
+    resizes = bool(out_leaves(program.sample.call)) and resizes_out(program.sample)
+    for candidate in candidates:
+        if resizes or not out_leaves(candidate.sample.call) or not resizes_out(candidate.sample):
+            yield candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +174,10 @@ def failure_kind(reason: str) -> FailureKind:
     >>> failure_kind("output 1 as R: rank 0 makes 3 at [0], the op gives 2 (1 of 2 elements differ)").output
     '1'
     """
-    raised = re.search(r"\b(ranks?|every rank) [\d, ]*raises? (\w+): (.*?)(; its peers|; the op takes|$)", reason)
+    who_raises = r"\b(?:(ranks?|every rank) [\d, ]*raises?|on every rank:)"
+    raised = re.search(rf"{who_raises} (\w+): (.*?)(; its peers|; the op takes|$)", reason)
     if raised:
-        who = "every rank" if raised[1] == "every rank" else "a rank"
+        who = "a rank" if (raised[1] or "").startswith("rank") else "every rank"
         message = re.sub(r"#(, ?#)*", "#", re.sub(r"-?\d+", "#", raised[3]))  # without its numbers
         return FailureKind(f"{who} raises {raised[2]}: {message[:MESSAGE_CHARACTERS]}")
     if stays := no_return_place(reason):

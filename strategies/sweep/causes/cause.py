@@ -22,6 +22,7 @@ from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Program, out_leaves, overload
 from strategies.model.verdict import Finding, Report, Verdict, digest
 from strategies.programs.run.verdict import raises
+from strategies.programs.shrink.search import same_kind
 from strategies.sweep import aggregate
 from strategies.sweep.causes.attribution import (
     DISPATCHER,
@@ -313,6 +314,15 @@ def _with_forwards(given: Sequence[Attribution]) -> Iterator[Attribution]:
         yield one
 
 
+def _fails_alike(reason: str, others: Sequence[Attribution]) -> bool:
+    """Whether an error is of the kind of one of the others, for a cause without a function that would tie its cases together.
+
+    Another error is another fault, or a call that is none.  The first run of the finding here counts beside the finding: a second
+    run in one process may raise another error.
+    """
+    return len(others) < 2 or not raises(reason) or any(same_kind(one.reason, reason) for one in others)
+
+
 def _ordinary(key: Key, start: Attribution) -> Case | None:
     shown: list[tuple[Program, Attribution]] = []
 
@@ -326,6 +336,8 @@ def _ordinary(key: Key, start: Attribution) -> Case | None:
             return False
         found = replace(found, program=program)
         if (UNKNOWN if found.kind == UNKNOWN else cause_key(found)) != (UNKNOWN if key[0] == UNKNOWN else key):
+            return False
+        if key[0] in (PUBLIC_CALL, UNKNOWN) and not _fails_alike(found.reason, [start, *(one for _, one in shown[:1])]):
             return False
         shown.append((program, found))
         return True

@@ -37,6 +37,7 @@ from strategies.base import shrink as base_shrink
 from strategies.model.arguments import counts_dims, is_index, named_arguments, scalar_arguments
 from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Call, Program, leaf_numbers, out_leaves, overload, placements_text
+from strategies.programs.shrink.search import fitting_out
 from strategies.programs.shrink.sizes import fewer_axes, fewer_dims, fewer_operands, fewer_ranks, resized, unevenness
 from strategies.programs.shrink.values import (
     counted,
@@ -212,7 +213,7 @@ def _more_ordinary(stage: Callable[[Program], Iterator[Program]]) -> Callable[[P
     def candidates(program: Program) -> Iterator[Program]:
         before = _rank(program)
         with contextlib.suppress(*REJECTIONS):
-            for one in stage(program):
+            for one in fitting_out(program, stage(program)):
                 if _rank(one) < before:
                     yield one
 

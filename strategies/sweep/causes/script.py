@@ -19,7 +19,7 @@ from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor._util import pickling
-from localtensor.layout import Layout, Mesh, is_supported
+from localtensor.layout import GLOO_DTYPES, Layout, Mesh, is_supported
 from strategies.model.cause import FAILED, RIGHT, SHOWS
 from strategies.model.codec import (
     COMPARISON_FUNCTION,
@@ -185,7 +185,8 @@ def _input(i: int, x: Tensor, layout: Layout, held: Sequence[Tensor]) -> str:
     if any(isinstance(p, Partial) or type(p).__name__ == "_StridedShard" for p in layout):
         return argument_code(i, x, layout, held).replace("[rank]", "[dist.get_rank()]")
     code = placements_code(_plain(layout))
-    return f"x{i} = {literal(x)}\nd{i} = distribute_tensor(x{i}, mesh, {code})"
+    source = "" if x.dtype in GLOO_DTYPES else ", src_data_rank=None"  # what gloo does not broadcast
+    return f"x{i} = {literal(x)}\nd{i} = distribute_tensor(x{i}, mesh, {code}{source})"
 
 
 def _plain(layout: Layout) -> list[Placement]:
@@ -272,7 +273,9 @@ def run_first_that_shows(processes: RankProcesses, case: Case, title: str, about
     """The first script of the case that shows the fault on real processes; the last one where none does."""
     last = None
     for one in scripts_of(case, title, about, name):
-        verdict, prints = run(processes, one.script, case.program.ranks, raises=case.severity.raises)
+        verdict, prints = run(
+            processes, one.script, case.program.ranks, raises=case.severity.raises, reason=case.reason
+        )
         last = replace(one, verdict=verdict, prints=prints)
         if verdict == SHOWS:
             break
@@ -286,20 +289,39 @@ def right_text(program: Program) -> str:
     return ""
 
 
-def run(processes: RankProcesses, text: str, ranks: int, *, raises: bool) -> tuple[str, str]:
-    """The verdict of a script on real processes, and what rank 0 printed, or the error."""
+REFUSES = "refuses this call on every rank: "
+ALIKE = 24
+"""Characters, digits left out, in which the messages of one error agree."""
+
+
+def run(processes: RankProcesses, text: str, ranks: int, *, raises: bool, reason: str = "") -> tuple[str, str]:
+    """The verdict of a script on real processes, and what rank 0 printed, or the error.
+
+    A script of a call that every rank refuses for this `reason` shows it by that error alone: another one is a fault of the script.
+    """
     outcomes = processes.run(check_on_rank, [text] * ranks)
     fault = first_rank_failure(outcomes)
     if fault is not None:
         said = (
             f"rank {fault.ranks[0]} raises {fault.raised.kind}: {fault.raised.message}" if fault.raised else fault.text
         )
-        return (SHOWS if raises else FAILED), said.splitlines()[0]
+        shows = raises and (fault.raised is None or _is_error_of(reason, fault.raised.message))
+        return (SHOWS if shows else FAILED), said.splitlines()[0]
     values = returned_values(outcomes)
     wrong = any(wrong for wrong, _ in values)
     every = sorted((printed for _, printed in values if printed), key=lambda text: " holds shape " not in text)
     prints = every[0] if every else ""
     return (SHOWS if wrong else RIGHT), prints
+
+
+def _is_error_of(reason: str, message: str) -> bool:
+    _, refuses, error = reason.partition(REFUSES)
+    wanted = error.partition(": ")[2]
+    return not refuses or wanted == "-" or _signature(message) == _signature(wanted)
+
+
+def _signature(message: str) -> str:
+    return re.sub(r"\d+", "", message)[:ALIKE].strip()
 
 
 def check_on_rank(sent: bytes) -> bytes:

@@ -116,6 +116,16 @@ def test_a_call_that_raises_only_after_others_in_the_same_processes_is_not_refus
     assert not court.confirm(case_of(planted("spoilt", X), "S(0) -> S(0)")).after_others  # the processes are new
 
 
+def test_what_partial_inputs_add_up_to_may_leave_the_domain_of_the_op(court):
+    """Parts of 1.0 add up to 1.0000000000000002, a probability that torch refuses on one device, too."""
+    certain = sample("bernoulli.default", torch.ones(64, dtype=torch.float64))
+    assert_cleared(
+        court.confirm_program(on(certain, "P(sum)")),
+        "plain torch itself refuses what the ranks' partial inputs add up to",
+    )
+    assert court.confirm_program(on(planted("unwilling", X), "P(sum)")).refused == "ValueError: never on a rank"
+
+
 def test_a_call_that_raises_in_fresh_processes_too_is_refused(court):
     court.confirm(case_of(planted("remembered", X), "S(0) -> S(0)"))
     before = court._pool.pids

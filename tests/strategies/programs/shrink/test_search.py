@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor._util import pickling
+from strategies.model.oracle import resizes_out
 from strategies.model.rule import Program, Rule
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs.chained import _candidate
@@ -121,6 +122,15 @@ def test_what_is_larger_is_not_even_asked():
     larger = replace(START, sample=sample("add.Tensor", numbers(7, 5), numbers(7, 5)))
     found = shrink(START, lambda p: True, stages=[("ranks", lambda p: iter([larger]))])
     assert (found.smallest, found.tried) == (START, 1)
+
+
+def test_an_out_tensor_keeps_the_shape_of_the_result():
+    """torch resizes one of another shape, and says that it will not for long."""
+    start = Program(sample("neg.out", numbers(4, 6), out=numbers(4, 6)), (2,), ((Shard(0),), (Replicate(),)))
+    found = shrink(start, lambda p: True)
+    assert shapes(found.smallest) == [(2,), (2,)] and not resizes_out(found.smallest.sample)
+    resized = replace(start, sample=sample("neg.out", numbers(4, 6), out=numbers(4)))
+    assert resizes_out(resized.sample) and element_count(shrink(resized, lambda p: True).smallest) == 3
 
 
 def test_a_stage_that_cannot_go_on_with_a_dtype_is_left_there():

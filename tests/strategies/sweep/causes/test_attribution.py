@@ -34,7 +34,7 @@ from strategies.sweep.causes.attribution import (
     outcome,
     program_work,
 )
-from strategies.sweep.causes.cause import cause_key, result_class
+from strategies.sweep.causes.cause import CaseTask, cause_key, ordinary_case, result_class
 from strategies.torch_api import counterfactuals
 from strategies.torch_api.code_places import CodePlace
 from strategies.torch_api.counterfactuals import DECOMPOSITION
@@ -226,3 +226,13 @@ def test_what_no_replacement_cures_in_a_program_of_a_public_call_is_that_functio
 )
 def test_a_finding_without_a_function_is_named_by_its_op_or_its_public_call(name, subject):
     assert cause_key(Attribution(UNKNOWN, reason="every rank raises E: x"), name)[1] == subject
+
+
+def test_the_case_of_a_public_call_fails_by_the_error_of_its_finding():
+    """torch 2.13: `randn` raises on a CPU mesh.  Of a tensor without a dim 1, its `Shard(1)` is no call at all."""
+    drawn = (p for p in draw_public_programs((2,), seed=0) if p.public_call.startswith("randn("))
+    given = next(p for p in drawn if "Shard(1)" in p.public_call and p.sample.tensors[0].ndim > 1)
+    found = replace(Attributor(program_work(given), judged=False, program=given).cause(), program=given)
+    case = ordinary_case(CaseTask(cause_key(found, str(given)), (found,)), lambda number: None)
+    assert "AssertionError" in found.reason and "AssertionError" in case.reason
+    assert case.program.sample.tensors[0].ndim > 1

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies.model.cause import RIGHT, SHOWS
+from strategies.model.cause import FAILED, RIGHT, SHOWS
 from strategies.model.rule import Call, Leaf
 from strategies.programs.run import follow_ups
 from strategies.sweep.causes.cause import Case
@@ -87,6 +87,23 @@ def test_a_call_that_no_public_function_makes_is_spelled_by_its_overload(process
         pytest.skip("other versions may take it")
     assert found.verdict == SHOWS and "torch.ops.aten.mul.Scalar(d0, (2-3j))" in found.lines
     assert "unhashable type: 'complex'" in found.prints
+
+
+def test_another_error_than_the_refusal_is_a_fault_of_the_script(processes):
+    text = "def check():\n    raise RuntimeError('size 3 is no size')\n"
+    refusal = "DTensor refuses this call on every rank: RuntimeError: "
+    for reason, verdict in (
+        ("size 4 is no size", SHOWS), ("-", SHOWS), ("tuple index out of range", FAILED), ("", FAILED),
+    ):  # fmt: skip
+        assert run(processes, text, 2, raises=True, reason=refusal + reason)[0] == verdict
+    assert run(processes, text, 2, raises=True, reason="rank 1 raises ValueError: other")[0] == SHOWS
+
+
+def test_the_script_of_a_dtype_that_gloo_does_not_carry_broadcasts_nothing(processes):
+    tiny = torch.ones(4).to(torch.float8_e4m3fn)
+    given = program(Call("aten.unsqueeze.default", (Leaf(0), 0)), tiny, inputs=((Replicate(),),))
+    found = run_first_that_shows(processes, case(given), "tiny", "about", "tiny.py")
+    assert "src_data_rank=None" in found.lines and "Invalid scalar type" not in found.prints
 
 
 @pytest.mark.slow
