@@ -26,7 +26,7 @@ from localtensor._util.patching import left_alone_by_the_compiler
 from localtensor.lockstep.comms import c10d_dispatch
 from localtensor.lockstep.comms.c10d_dispatch import share_memory
 from localtensor.lockstep.comms.process_groups import LockstepWorld
-from localtensor.lockstep.dispatch import dispatcher
+from localtensor.lockstep.dispatch import decompositions, dispatcher
 from localtensor.lockstep.patches import branches as branches  # noqa: PLC0414  # it takes over conditions
 from localtensor.lockstep.patches import (
     compiling,
@@ -247,8 +247,7 @@ class LocalTensorMode(TorchDispatchMode):
     def _as_each(self, ranks: Iterable[int], do: Callable[..., Any], args: Callable[[int], Any]) -> dict[int, Any]:
         """The results of `do(*args(rank))` by rank, with that rank's random stream and the mode paused."""
         found = {}
-        if self.tracing is not None:
-            self.tracing.check_ranks_apart()
+        tracing.check_ranks_apart(self)
         with self.streams.by_rank() as at, self.disable():
             for rank in ranks:
                 at(rank)
@@ -338,26 +337,14 @@ _routes: dict[Any, Any] = {}
 
 def _route(func: OpOverload | HigherOrderOperator) -> Fn:
     if isinstance(func, HigherOrderOperator):
-        return _run_as_written
+        return decompositions.run_as_written
     if func.namespace in ("profiler", "prim"):
         return lambda mode, func, args, kwargs: func(*args, **kwargs)
     if func.namespace == "localtensor":
-        return shard_offsets.run_own_chunk
+        return shard_offsets.run_node
     if func.name() in _SIZES:
         return lambda mode, func, args, kwargs: size_query(func._schema.name.removeprefix("aten::"), *args)
     return nn_modules.OP_HANDLERS.get(func.name()) or c10d_dispatch.op_handler(func.namespace) or dispatcher.run_op
-
-
-def _run_as_written(mode: LocalTensorMode, func: HigherOrderOperator, args: Args, kwargs: Kwargs) -> Any:
-    """An operator that takes functions, such as FlexAttention's: torch's eager kernel, whose ops run on every rank."""
-    kernel = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
-    if kernel is None:
-        raise errors.NotInLockstep(f"torch.ops.higher_order.{func.name()}", "torch has no eager kernel of it")
-    _python_dispatch._push_mode(mode)
-    try:
-        return kernel(*args, **kwargs)
-    finally:
-        _python_dispatch._pop_mode()
 
 
 def current_mode(call: str) -> LocalTensorMode:

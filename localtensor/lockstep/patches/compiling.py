@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.meta_utils import MetaTensorDescriber
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import _MaskPartial
 from torch.fx.experimental import proxy_tensor
 from torch.utils import _python_dispatch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -150,8 +152,15 @@ def _wrap(mode: Mode, original: Fn, builder: Any, value: Any) -> object:
         made = builder.wrap_tensor(value)
         builder.install_guards(one_shape_guard)
         return made
+    if isinstance(value, DTensor) and any(_has_mask(placement) for placement in value.placements):
+        _break_graph(f"{value.placements}: a mask of rows, made before", "Compile the lookup of rows together with it.")
     _check_number(value)
     return original(builder, value)
+
+
+def _has_mask(placement: object) -> bool:
+    """Whether it is the placement of looked up rows that waits for a reduction; torch's own compiler ends in an error of its own."""
+    return isinstance(placement, _MaskPartial) and placement.mask_buffer.data is not None
 
 
 def _constant(mode: Mode, original: Fn, tx: Any, value: Any) -> object:

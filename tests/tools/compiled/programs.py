@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch._dynamo.utils import counters
 
 from tests.end_to_end.programs import test_lockstep
 from tests.end_to_end.programs.lockstep_ways import in_lockstep
-from tests.tools.compiled.draws import of_ours
+from tests.tools.compiled.draws import of_ours, one_rank
 
 BACKENDS = ("aot_eager", "inductor")
 SECONDS = 600
@@ -71,6 +71,17 @@ def modules_compiled(backend: str) -> Iterator[None]:
         nn.Module.__call__ = before  # type: ignore[method-assign]
 
 
+def raised_on_a_rank(program: Any, args: Sequence[Any], backend: str, ranks: int) -> str | None:
+    """What one rank of torch's own raises, whose collectives move nothing, with its modules compiled; None if it ends."""
+    torch.compiler.reset()
+    try:
+        with one_rank(ranks), modules_compiled(backend):
+            program(*(arg[0] if isinstance(arg, list) else arg for arg in args))
+    except Exception as error:  # why: whatever it is, it is the outcome
+        return f"{type(error).__name__}: {str(error).strip()[:300]}"
+    return None
+
+
 def compared(name: str, backend: str) -> dict[str, Any]:
     """What came of one program: `outcome`, the `difference` in tolerances, and how many graphs were compiled."""
     program, *args = PROGRAMS[name]
@@ -83,9 +94,11 @@ def compared(name: str, backend: str) -> dict[str, Any]:
             with modules_compiled(backend):
                 found = in_lockstep(program, *args, ranks=ranks)
         except Exception as error:  # why: whatever it is, it is the outcome
-            words = str(error).strip().partition("\n")[0][:200]
-            named = "refused by name" if of_ours(error) else "RAISES"
-            return {"outcome": f"{named}: {type(error).__name__}: {words}"}
+            words = f"{type(error).__name__}: {str(error).strip()[:300]}"
+            if of_ours(error):
+                return {"outcome": f"refused by name: {words}"}
+            alone = raised_on_a_rank(program, args, backend, ranks)
+            return {"outcome": f"RAISES: {words}" if alone is None else f"raises on a rank, too: {alone}"}
     far = difference(found, wanted)
     graphs = counters["stats"].get("unique_graphs", 0)
     same = "equal" if graphs else "no module to compile"

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import flex_attention as flex
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
@@ -305,6 +306,69 @@ def test_shards_of_sizes_of_their_own_run_op_by_op(mode):
     torch.compiler.reset()
     with pytest.raises(Exception, match=r"a size of 5 .*4 ranks cut it, and not all of them take a chunk of one size"):
         torch.compile(cut_and_scaled, backend="eager", fullgraph=True)(same, mesh)
+
+
+def looked_up(words, weight):
+    """Rows of a weight that is cut by rows."""
+    return nn.functional.embedding(words, weight).redistribute(placements=[Replicate()]).to_local() * 2
+
+
+def words_and_rows(mode):
+    mesh = init_device_mesh("cpu", (RANKS,))
+    weight = distribute_tensor(torch.arange(24.0).view(8, 3), mesh, [Shard(0)]).requires_grad_()
+    return distribute_tensor(torch.tensor([[1, 5], [7, 0]]), mesh, [Replicate()]), weight
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_of_a_weight_that_is_cut_by_rows_are_looked_up_in_one_graph(mode, backend):
+    counter, grads, found = CompileCounterWithBackend(backend), [], []
+    for run in (looked_up, torch.compile(looked_up, backend=counter, fullgraph=True)):
+        words, weight = words_and_rows(mode)
+        found.append(run(words, weight))
+        found[-1].square().sum().backward()
+        grads.append(weight.grad.to_local())
+    assert counter.frame_count == 1 and close(found[1], found[0]) and close(grads[1], grads[0])
+
+
+def test_rows_that_were_looked_up_before_are_reduced_op_by_op(mode):
+    def reduced(rows):
+        return rows.redistribute(placements=[Replicate()]).to_local() * 2
+
+    words, weight = words_and_rows(mode)
+    found = torch.compile(reduced, backend="aot_eager")(nn.functional.embedding(words, weight))
+    assert close(found, looked_up(words, weight))
+
+
+@pytest.mark.slow
+def test_a_kernel_of_gradients_gets_an_input_with_its_strides(mode):
+    def products(x, weight):
+        return (x * 2) @ weight
+
+    grads = []
+    for run in (products, torch.compile(products, backend="inductor")):
+        weight = torch.ones(4, 3, requires_grad=True)
+        whole = rank_map(lambda rank: torch.arange(10.0).view(2, 5) + rank)
+        run(whole[:, :-1], weight).square().sum().backward()
+        grads.append(weight.grad)
+    assert close(grads[1], grads[0])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_flex_attention_and_constants_are_kernels_of_inductor(mode, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        kernels, "_is_pure", lambda graph, known=kernels._is_pure: made.append(known(graph)) or made[-1]
+    )
+    mask = flex.create_block_mask(lambda b, h, i, j: i >= j, None, None, 32, 32, device="cpu")
+    query = rank_map(lambda rank: torch.randn(1, 2, 32, 8, generator=torch.Generator().manual_seed(rank)))
+    compiled = torch.compile(flex.flex_attention, backend="inductor")
+    assert close(
+        compiled(query, query, query, block_mask=mask), flex.flex_attention(query, query, query, block_mask=mask)
+    )
+    assert made and all(made)
+    torch.compile(constants, backend="inductor")(rows())
+    assert made[-1]
 
 
 VIEWS = {

@@ -232,9 +232,9 @@ def test_what_is_no_int_of_each_rank_is_refused(source, words):
 
 
 @pytest.mark.parametrize(("source", "kind", "words"), [
-    ("hash(S)", (TypeError, NotInLockstep), "unhashable|another key"), ("divmod(S, 3)", TypeError, "divmod"), ("~S", TypeError, "bad operand"),
-    ("f'{S:3d}'", TypeError, "format string"), ("torch.sym_ite(S == 3, S, 2)", AssertionError, "type mismatch"),
-    ("torch.zeros(S)", RuntimeError, "concrete integers"), ("torch.ones(4)[S]", IndexError, "only integers"),
+    ("hash(S)", (TypeError, NotInLockstep), "unhashable|another key"), ("~S", TypeError, "bad operand"),
+    ("torch.sym_ite(S == 3, S, 2)", AssertionError, "type mismatch"),
+    ("torch.zeros(S)", RuntimeError, "concrete integers"),
     ("S // 0", ZeroDivisionError, "by zero"), ("S << -1", ValueError, "negative"), ("torch._check(S < 0)", RuntimeError, "Expected cond"),
 ])  # fmt: skip
 def test_what_only_python_or_torch_can_refuse(source, kind, words):
