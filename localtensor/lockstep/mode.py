@@ -212,9 +212,10 @@ class LocalTensorMode(TorchDispatchMode):
 
     def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Run the op on every rank.  Raises `NotTraceable` where a graph is recorded in which the op would be missing."""
-        route = _routes.get(func)
-        if route is None:
-            route = _routes[func] = _route(func)
+        known = _routes.get(id(func))  # the hash of an op is a function of Python
+        if known is None:
+            known = _routes[id(func)] = (func, _route(func))
+        route = known[1]
         if proxy_tensor._CURRENT_MAKE_FX_TRACER is not None and func.name() not in _SIZES:
             return tracing.run_traced(self, route, func, args, kwargs)
         if self.recorder is None or func.name() in _SIZES:
@@ -332,7 +333,7 @@ def _views(func: Any) -> bool:
     return any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
 
 
-_routes: dict[Any, Any] = {}
+_routes: dict[int, tuple[Any, Fn]] = {}
 
 
 def _route(func: OpOverload | HigherOrderOperator) -> Fn:

@@ -353,6 +353,26 @@ def test_a_kernel_of_gradients_gets_an_input_with_its_strides(mode):
     assert close(grads[1], grads[0])
 
 
+def test_outputs_of_kernels_have_the_strides_that_they_were_compiled_with(mode):
+    graph = make_fx(lambda x: x * 2)(torch.ones(2))
+    with mode.disable():
+        apart = torch.arange(10.0).view(2, 5)
+    kernel = kernels.LockstepKernel(
+        mode,
+        graph,
+        lambda inputs: [
+            inputs[0],
+            inputs[0].expand(3, 2),
+            apart[:, :4] + 0 * inputs[0][0],
+            (apart + inputs[0][0])[:, :4],
+        ],
+    )
+    x = rank_map(lambda rank: torch.tensor([rank, 1.0]))
+    itself, spread, dense, gaps = kernel([x])
+    assert itself is x and [one.stride() for one in (spread, dense, gaps)] == [(0, 1), (4, 1), (5, 1)]
+    assert on_all(spread)[2] == [[2, 1]] * 3 and on_all(gaps)[1] == [[1, 2, 3, 4], [6, 7, 8, 9]]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_flex_attention_and_constants_are_kernels_of_inductor(mode, monkeypatch):
