@@ -33,17 +33,17 @@ _PROXY, _FAKE, _FUNCTIONAL = _KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL
 
 def refused(problem: str, seen: object, remedy: str) -> NotTraceable:
     """The error for a value that a graph cannot hold."""
-    return NotTraceable(_recorder(), str(seen), problem, remedy, place_of_frame(sys._getframe(2)))
+    return NotTraceable(recorder("make_fx"), str(seen), problem, remedy, place_of_frame(sys._getframe(2)))
 
 
-def _recorder() -> str:
-    """The function of torch that records a graph now."""
+def recorder(otherwise: str) -> str:
+    """The function of torch that records a graph now; `otherwise` where that cannot be seen."""
     if torch.compiler.is_exporting():
         return "torch.export"
     if torch._guards.TracingContext.try_get() is not None:
         return "torch.compile"
     functional = torch._C._get_dispatch_mode(_FUNCTIONAL) is not None
-    return "AOTAutograd" if functional else "make_fx"
+    return "AOTAutograd" if functional else otherwise
 
 
 def is_recording() -> bool:

@@ -23,6 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from localtensor.errors import NotTraceable
+from localtensor.lockstep.collectives_api import all_reduce
 from localtensor.lockstep.comms.collectives import stacked_value
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.lockstep.patches import kernels
@@ -308,6 +309,42 @@ def test_shards_of_sizes_of_their_own_run_op_by_op(mode):
         torch.compile(cut_and_scaled, backend="eager", fullgraph=True)(same, mesh)
 
 
+def test_a_function_of_torch_is_compiled_as_a_whole_or_runs_op_by_op(mode):
+    """Its parts ask whether they are compiled, and return other values then."""
+    mesh, learnt = init_device_mesh("cpu", (RANKS,)), []
+    for compiled in (False, True):
+        weight = nn.Parameter(distribute_tensor(torch.arange(5.0).view(5, 1), mesh, [Shard(0)]))  # of uneven shards
+        optimizer = torch.optim.AdamW([weight], 0.1, foreach=True)
+
+        def step(weight=weight, optimizer=optimizer):
+            (weight * weight).sum().backward()
+            optimizer.step()
+
+        (torch.compile(step, backend="eager") if compiled else step)()
+        learnt.append(weight.full_tensor().reconcile())
+    assert torch.equal(*learnt)
+
+
+def summed_by_us(x):
+    y = x * 2
+    return all_reduce(y, "sum") + y * rank_map(torch.tensor)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_call_of_ours_breaks_the_graph_around_itself(mode, backend):
+    counter = CompileCounterWithBackend(backend)
+    assert close(torch.compile(summed_by_us, backend=counter)(rows()), summed_by_us(rows()))
+    assert counter.frame_count == 2  # before and behind; what our functions call of others is not compiled
+
+
+@pytest.mark.parametrize(
+    ("function", "name"), [(summed_by_us, "all_reduce"), (lambda x: x + rank_map(torch.tensor), "rank_map")]
+)
+def test_a_call_of_ours_is_refused_by_name_in_a_full_graph(mode, function, name):
+    with pytest.raises(Exception, match=rf"it cannot hold a call of localtensor\.{name}\.\n.*this call runs op by op"):
+        torch.compile(function, backend="eager", fullgraph=True)(rows())
+
+
 def looked_up(words, weight):
     """Rows of a weight that is cut by rows."""
     return nn.functional.embedding(words, weight).redistribute(placements=[Replicate()]).to_local() * 2
@@ -476,13 +513,13 @@ SHAPED = {
 }
 
 
-def frames(function, placement, dynamic, marked, rules=nullcontext):
-    """How many graphs sizes 4, 8, 12, 16 take, and what they give; or the kind of error."""
+def frames(function, placement, dynamic, marked, rules=nullcontext, first=4):
+    """How many graphs four sizes take, 4, 8, 12, 16 by default, and that their results are right; or the kind of error."""
     torch.compiler.reset()
     counter, mesh = CompileCounterWithBackend("eager"), init_device_mesh("cpu", (RANKS,))
     compiled = torch.compile(function, backend=counter, dynamic=dynamic)
     with rules():
-        for size in (4, 8, 12, 16):
+        for size in range(first, first + 16, 4):
             x = distribute_tensor(torch.arange(size * 4.0).view(size, 4), mesh, [placement])
             weight = distribute_tensor(torch.ones(4, 2), mesh, [Replicate()])
             if marked:
@@ -507,11 +544,8 @@ def test_sizes_take_as_many_graphs_as_on_one_rank(function, placement, dynamic, 
         dist.destroy_process_group()
     with LocalTensorMode(RANKS):
         assert frames(SHAPED[function], placement, dynamic, marked) == alone
-        if (function, placement) != (
-            "a scan",
-            Shard(1),
-        ):  # our rule cuts 4 rows to 1, which is a size of its own to torch
-            assert frames(SHAPED[function], placement, dynamic, marked, overlay_dtensor) == alone
+        cut = (function, placement) == ("a scan", Shard(1))  # our rule cuts 4 rows to 1, a size of its own to torch
+        assert frames(SHAPED[function], placement, dynamic, marked, overlay_dtensor, 8 if cut else 4) == alone
 
 
 def constants(x):
