@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -410,6 +411,15 @@ def test_outputs_of_kernels_have_the_strides_that_they_were_compiled_with(mode):
     assert on_all(spread)[2] == [[2, 1]] * 3 and on_all(gaps)[1] == [[1, 2, 3, 4], [6, 7, 8, 9]]
 
 
+def test_what_a_kernel_makes_of_tensors_from_outside_is_made_inside(mode):
+    graph = make_fx(lambda x: x * 2)(torch.ones(2))
+    with mode.disable():
+        outside = torch.ones(2)
+    itself, made, number = kernels.LockstepKernel(mode, graph, lambda inputs: [inputs[0], inputs[0] * 3, 7])([outside])
+    made += dist.get_rank()
+    assert itself is outside and on_all(made) == [[3 + rank] * 2 for rank in range(RANKS)] and number == 7
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_flex_attention_and_constants_are_kernels_of_inductor(mode, monkeypatch):
@@ -537,15 +547,15 @@ def frames(function, placement, dynamic, marked, rules=nullcontext, first=4):
 @pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1)], ids=str)
 @pytest.mark.parametrize("function", [pytest.param(f, marks=() if f == "sizes" else pytest.mark.slow) for f in SHAPED])
 def test_sizes_take_as_many_graphs_as_on_one_rank(function, placement, dynamic, marked):
+    cut = (function, placement) == ("a scan", Shard(1))  # our rule cuts 4 rows to 1, a size of its own to torch
+    sizes = partial(frames, SHAPED[function], placement, dynamic, marked, first=8 if cut else 4)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     try:
-        alone = frames(SHAPED[function], placement, dynamic, marked)
+        alone = sizes()
     finally:
         dist.destroy_process_group()
     with LocalTensorMode(RANKS):
-        assert frames(SHAPED[function], placement, dynamic, marked) == alone
-        cut = (function, placement) == ("a scan", Shard(1))  # our rule cuts 4 rows to 1, a size of its own to torch
-        assert frames(SHAPED[function], placement, dynamic, marked, overlay_dtensor, 8 if cut else 4) == alone
+        assert sizes() == alone and sizes(rules=overlay_dtensor) == alone
 
 
 def constants(x):
