@@ -242,6 +242,12 @@ def test_what_only_python_or_torch_can_refuse(source, kind, words):
         eval(source)
 
 
+def test_ranks_have_no_one_example_of_a_size():
+    with pytest.raises(RanksDiverge, match="int: value: 0 on rank 0, 1 on rank 1"):
+        S.node.hint  # noqa: B018
+    assert not S.node.has_hint()
+
+
 def test_a_mode_is_given_the_int_itself():
     seen = []
 
