@@ -115,10 +115,12 @@ def compared(name: str, backend: str) -> dict[str, Any]:
                 return {"outcome": f"refused by name: {words}"}
             alone = raised_on_a_rank(program, args, backend, ranks, whole=whole)
             return {"outcome": f"RAISES: {words}" if alone is None else f"raises on a rank, too: {alone}"}
-    far = difference(found, wanted)
-    graphs = counters["stats"].get("unique_graphs", 0)
-    same = "equal" if graphs else "nothing compiled"
-    return {"outcome": same if far <= 1 else "DIFFERENT", "difference": far, "graphs": graphs, "whole": whole}
+    far, graphs = difference(found, wanted), counters["stats"].get("unique_graphs", 0)
+    outcome = "equal" if graphs else "nothing compiled"
+    if far > 1:
+        alone = raised_on_a_rank(program, args, backend, ranks, whole=whole)
+        outcome = "DIFFERENT" if alone is None else f"raises on a rank, and here differs: {alone}"
+    return {"outcome": outcome, "difference": far, "graphs": graphs, "whole": whole}
 
 
 def all_compared(chosen: list[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
