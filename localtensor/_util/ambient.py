@@ -88,14 +88,14 @@ class _Ambient(threading.local):
         self.modes: list[Any] = []
 
 
-_ambient = _Ambient()
+here = _Ambient()
 _idle_mode_factory: list[Callable[[int], Any]] = []
 _idle_modes: dict[int, Any] = {}
 
 
 def lockstep() -> Any | None:
     """The LocalTensorMode of this thread, or None."""
-    modes = _ambient.modes
+    modes = here.modes
     return modes[-1] if modes else None
 
 
@@ -116,25 +116,25 @@ def open_mode(mode: object, busy: Callable[[str], Exception]) -> None:
         if any(mode is one for one in _open_modes):
             raise busy("this mode is entered already")
         _open_modes.append(mode)
-    _ambient.modes.append(mode)
+    here.modes.append(mode)
 
 
 def close_mode(mode: object) -> bool:
     """Remove the mode from this thread; True if no mode is left in the process."""
     with _modes_lock:
         _open_modes[:] = [one for one in _open_modes if one is not mode]
-    _ambient.modes[:] = [one for one in _ambient.modes if one is not mode]
+    here.modes[:] = [one for one in here.modes if one is not mode]
     return not _open_modes
 
 
 def refuse_inside_mode(busy: Callable[[str], Exception]) -> None:
     """Raises `busy(reason)` if this thread is in a lockstep mode."""
-    if _ambient.modes:
+    if here.modes:
         raise busy(_why_busy())
 
 
 def _why_busy() -> str:
-    where = "inside of a LocalTensorMode" if _ambient.modes else "while another thread is in a LocalTensorMode"
+    where = "inside of a LocalTensorMode" if here.modes else "while another thread is in a LocalTensorMode"
     return f"localtensor.run was called {where}"
 
 

@@ -73,6 +73,11 @@ def is_user_file(file: str) -> bool:
     return _kind(file) == USER
 
 
+def is_of_ours(code: CodeType) -> bool:
+    """Whether the code belongs to this package."""
+    return code.co_filename.startswith(_OURS)
+
+
 def origin(frame: FrameType | None) -> Origin:
     """The origin of the call that this frame serves: the innermost frame outside torch and this package."""
     entry, implicit = None, False

@@ -80,8 +80,10 @@ class CollectiveOp:
     def read_call(self, arguments: Sequence[Any]) -> "tuple[CollectiveOp, CallArguments]":
         """The op that the calls of the peers must match, and what this call brings to it."""
         call = self.read(*arguments)
-        if self.kind == "all_reduce" and flat_tensors(call.reads)[0].layout == torch.sparse_coo:
-            return _SPARSE_ALL_REDUCE, call
+        if self.kind == "all_reduce":
+            first = call.reads if isinstance(call.reads, Tensor) else flat_tensors(call.reads)[0]
+            if first.layout == torch.sparse_coo:
+                return _SPARSE_ALL_REDUCE, call
         if self.single is None or len(call.reads) != 1:
             return self, call
         return COLLECTIVE_OPS[self.single], replace(call, reads=call.reads[0])

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TypeAlias, TypeVar
 
 import torch
@@ -42,10 +43,10 @@ def fold_in_pairs(pair: Callable[[T, T], T], held: Sequence[T]) -> T:
     >>> fold_in_pairs(lambda a, b: f"({a}{b})", "abcde"), fold_in_pairs(lambda a, b: a + b, range(10))
     ('((((ab)c)d)e)', 45)
     """
-    while len(held) > 1:
-        even = len(held) // 2 * 2 if len(held) > MAX_SEQUENTIAL else 2
-        held = [*(pair(held[i], held[i + 1]) for i in range(0, even, 2)), *held[even:]]
-    return held[0]
+    while len(held) > MAX_SEQUENTIAL:
+        even = len(held) // 2 * 2
+        held = [*map(pair, held[0:even:2], held[1:even:2]), *held[even:]]
+    return reduce(pair, held)
 
 
 # The dtypes of gloo's collectives, which raise "Invalid scalar type" for others; send and recv take any.
@@ -190,7 +191,10 @@ def fold_in_ring(pair: Callable[[Tensor, Tensor], Tensor], held: Sequence[Tensor
         flat = [torch.view_as_real(x.resolve_conj()).flatten(-2) for x in held]
         return torch.view_as_complex(fold_in_ring(pair, flat, rooted=rooted).unflatten(-1, (-1, 2)))
     ranks = len(held)
-    pieces = [x.split(_ring_chunk(x.shape[-1], ranks, x.element_size(), rooted), -1) for x in held]
+    elements = held[0].shape[-1]
+    chunk = _ring_chunk(elements, ranks, held[0].element_size(), rooted)
+    sizes = [chunk] * (elements // chunk) + [elements % chunk] * (elements % chunk > 0 or elements == 0)
+    pieces = [x.split_with_sizes(sizes, -1) for x in held]
     done = [
         fold_in_pairs(pair, [pieces[(k - 1 - step) % ranks][k] for step in range(ranks)]) for k in range(len(pieces[0]))
     ]

@@ -28,7 +28,7 @@ from localtensor.lockstep.caught_errors import CaughtErrors
 from localtensor.lockstep.comms import c10d_dispatch
 from localtensor.lockstep.comms.c10d_dispatch import share_memory
 from localtensor.lockstep.comms.process_groups import LockstepWorld
-from localtensor.lockstep.dispatch import dispatcher
+from localtensor.lockstep.dispatch import decompositions, dispatcher
 from localtensor.lockstep.patches import branches as branches  # noqa: PLC0414  # it takes over conditions
 from localtensor.lockstep.patches import (
     compiling,
@@ -212,9 +212,10 @@ class LocalTensorMode(TorchDispatchMode):
 
     def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Run the op on every rank.  Raises `NotTraceable` where a graph is recorded in which the op would be missing."""
-        route = _routes.get(func)
-        if route is None:
-            route = _routes[func] = _route(func)
+        known = _routes.get(id(func))  # the hash of an op is a function of Python
+        if known is None:
+            known = _routes[id(func)] = (func, _route(func))
+        route = known[1]
         if proxy_tensor._CURRENT_MAKE_FX_TRACER is not None and func.name() not in _SIZES:
             return tracing.run_traced(self, route, func, args, kwargs)
         if self.recorder is None or func.name() in _SIZES:
@@ -247,8 +248,7 @@ class LocalTensorMode(TorchDispatchMode):
     def _as_each(self, ranks: Iterable[int], do: Callable[..., Any], args: Callable[[int], Any]) -> dict[int, Any]:
         """The results of `do(*args(rank))` by rank, with that rank's random stream and the mode paused."""
         found = {}
-        if self.tracing is not None:
-            self.tracing.check_ranks_apart()
+        tracing.check_ranks_apart(self)
         with self.streams.by_rank() as at, self.disable():
             for rank in ranks:
                 at(rank)
@@ -333,31 +333,19 @@ def _views(func: Any) -> bool:
     return any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
 
 
-_routes: dict[Any, Any] = {}
+_routes: dict[int, tuple[Any, Fn]] = {}
 
 
 def _route(func: OpOverload | HigherOrderOperator) -> Fn:
     if isinstance(func, HigherOrderOperator):
-        return _run_as_written
+        return decompositions.run_as_written
     if func.namespace in ("profiler", "prim"):
         return lambda mode, func, args, kwargs: func(*args, **kwargs)
     if func.namespace == "localtensor":
-        return shard_offsets.run_own_chunk
+        return shard_offsets.run_node
     if func.name() in _SIZES:
         return lambda mode, func, args, kwargs: size_query(func._schema.name.removeprefix("aten::"), *args)
     return nn_modules.OP_HANDLERS.get(func.name()) or c10d_dispatch.op_handler(func.namespace) or dispatcher.run_op
-
-
-def _run_as_written(mode: LocalTensorMode, func: HigherOrderOperator, args: Args, kwargs: Kwargs) -> Any:
-    """An operator that takes functions, such as FlexAttention's: torch's eager kernel, whose ops run on every rank."""
-    kernel = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
-    if kernel is None:
-        raise errors.NotInLockstep(f"torch.ops.higher_order.{func.name()}", "torch has no eager kernel of it")
-    _python_dispatch._push_mode(mode)
-    try:
-        return kernel(*args, **kwargs)
-    finally:
-        _python_dispatch._pop_mode()
 
 
 def current_mode(call: str) -> LocalTensorMode:

@@ -125,7 +125,7 @@ def examples(sizes: Iterable[Any]) -> tuple[int, ...]:
 
 def has_symbols(sizes: Iterable[Any]) -> bool:
     """Whether a size is a SymInt with an example."""
-    return any(isinstance(size, torch.SymInt) and getattr(size.node, "hint", None) is not None for size in sizes)
+    return any(isinstance(size, torch.SymInt) and size.node.has_hint() for size in sizes)
 
 
 def why_concrete(op: str, reason: Exception) -> None:

@@ -131,8 +131,14 @@ def run_c10d_op(mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) -> obj
         return None
     if name not in COLLECTIVE_OPS:
         raise NotInLockstep(f"torch.distributed ({name})", POINT_TO_POINT)
-    at, when, count = _positions(func)
-    rest = [plain_argument(a) for a in (*args[:at], *args[at + 1 :])][:count]
+    positions = _positions.get(name)
+    if positions is None:
+        positions = _positions[name] = argument_positions(name, func._schema)
+    at, when, count = positions
+    rest = [*args[:at], *args[at + 1 :]][:count]
+    for place, argument in enumerate(rest):
+        if type(argument) is torch.ScriptObject:
+            rest[place] = plain_argument(argument)
     later = when is not None and (len(args) <= when or bool(args[when]))
     work = run_collective(mode, name, args[at], rest, later=later and origin(sys._getframe(2)).returns_work)
     served = COLLECTIVE_OPS[name]
@@ -142,9 +148,8 @@ def run_c10d_op(mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) -> obj
     return boxed if served.returns is None else (rest[served.returns], boxed)
 
 
-@lru_cache(256)
-def _positions(func: OpOverload) -> tuple[int, int | None, int]:
-    return argument_positions(func._schema.name.removeprefix("c10d::"), func._schema)
+_positions: dict[str, tuple[int, int | None, int]] = {}
+"""By the name of an op what `argument_positions` has found."""
 
 
 def run_collective(mode: Mode, name: str, group: Any, arguments: Sequence[Any], *, later: bool) -> LockstepWork | None:
@@ -157,7 +162,7 @@ def run_collective(mode: Mode, name: str, group: Any, arguments: Sequence[Any], 
     check_arguments(meant.kind, brought, family)
     for x in flat_tensors(brought.reads) if mode.in_flight else ():
         mode.check_read(x, meant.kind)
-    for buffer in brought.writes:
+    for buffer in brought.writes if mode.in_flight else ():
         mode.check_not_in_flight(buffer, meant.kind)
     with plain_dispatch():
         for buffer, value in zip(brought.writes, c10d_kernels.run_kernel(mode, meant, brought, family), strict=True):
@@ -179,7 +184,7 @@ def write_result(
     if mode.tracing is not None:
         mode.tracing.check_write(kind)
     old = stacked_value(mode, buffer)
-    if value.held is not old.held:
+    if value.held is not old.held and not (value.held.complete and old.held.complete):
         has, gets = old.held.row_of >= 0, value.held.row_of >= 0
         if (gets & ~has).any():
             raise NotHeld(kind, np.flatnonzero(gets & ~has).tolist(), np.flatnonzero(has).tolist())

@@ -124,8 +124,9 @@ def _each(one: Callable[[StackedValue, CallArguments, GroupFamily], StackedValue
     """The kernel that computes `one` for a tensor, or for each tensor of a coalesced collective."""
 
     def kernel(mode: Mode, brought: CallArguments, family: GroupFamily) -> list[StackedValue]:
-        reads = [brought.reads] if isinstance(brought.reads, Tensor) else brought.reads
-        return [one(stacked_value(mode, x), brought, family) for x in reads]
+        if isinstance(brought.reads, Tensor):
+            return [one(stacked_value(mode, brought.reads), brought, family)]
+        return [one(stacked_value(mode, x), brought, family) for x in brought.reads]
 
     return kernel
 

@@ -55,8 +55,34 @@ class _ShapesDiffer(Exception):
     """Shapes differ within a group, or do not divide: the plain function handles or refuses them."""
 
 
+_checked: dict[tuple[Any, ...], None] = {}
+"""The calls that were checked and found right: what a check depends on, which is the metadata of the tensors."""
+
+
 def check_arguments(kind: str, brought: CallArguments, family: GroupFamily) -> None:
     """Check each shape that ranks bring to a collective by itself; see collectives/argument_checks.py."""
+    key = [kind, brought.op, brought.root, brought.lists, family]
+    reads = brought.reads
+    for x in [reads, *brought.writes] if isinstance(reads, Tensor) else [*reads, *brought.writes]:
+        if not isinstance(x, Tensor) or x.layout is not torch.strided:
+            key.clear()  # lists of lists, and sparse tensors
+            break
+        if type(x) is LocalTensor:
+            key.append(x._partition.sizes)
+            for cell in x._cells:
+                key += (cell.dtype, cell.shape, cell.stride())
+        else:
+            key += (x.dtype, x.shape, x.stride())
+    known = tuple(key) if key and (brought.op is None or type(brought.op) is str) else None
+    if known is None or known not in _checked:
+        _check_cells(kind, brought, family)
+        if known is not None:
+            if len(_checked) == _MOST_KEPT:
+                _checked.pop(next(iter(_checked)), None)
+            _checked[known] = None
+
+
+def _check_cells(kind: str, brought: CallArguments, family: GroupFamily) -> None:
     tensors = (*flat_tensors(brought.reads), *brought.writes)
     cells = max([len(x._cells) for x in tensors if isinstance(x, LocalTensor)], default=1)
     with plain_dispatch():
@@ -88,21 +114,30 @@ def _run_on_stacks(
 ) -> StackedValue:  # fmt: skip
     """The collective cell by cell, or group by group where shapes differ.  With `keep`, ranks outside of all groups
     keep their tensors."""
-    check_all_hold(call, value.held, family)
-    value = StackedValue(*merge_alike(*value, by_shape=True))  # strides are not sent
+    if not value.held.complete:
+        check_all_hold(call, value.held, family)
+    if len(value.cells) > 1:
+        value = StackedValue(*merge_alike(*value, by_shape=True))  # strides are not sent
     how = stacked_collectives.collective_plan(plan_of, readers, root, value.held, family, keep)
     if how is None:
         return group_by_group(value, family, plain, keep=keep)
+    stacks = []
     try:
-        stacks = [do(value.stack(cell), plan) for cell, plan in how.steps]
+        for cell, plan in how.steps:
+            stacks.append(do(value.stack(cell), plan))
     except _ShapesDiffer:
         return group_by_group(value, family, plain, keep=keep)
-    stacks += [take_rows(value.stack(cell), rows) for cell, rows in how.kept]
+    for cell, rows in how.kept:
+        stacks.append(take_rows(value.stack(cell), rows))
     return _value_of_stacks(stacks, how.held, value.cells)
 
 
 def _value_of_stacks(stacks: Sequence[Tensor], held: Partition, brought: Sequence[Tensor]) -> StackedValue:
     """The value of these stacks, which shares no memory with the inputs `brought`."""
+    if len(stacks) == len(brought) == 1:
+        cell = stacks[0] if stacks[0].shape[0] > 1 else stacks[0][0]
+        taken = cell.untyped_storage().data_ptr() == brought[0].untyped_storage().data_ptr()
+        return StackedValue((cell.clone() if taken else cell,), held)
     cells, held = merge_alike(tuple(x if x.shape[0] > 1 else x[0] for x in stacks), held)
     taken_up = {cell.untyped_storage().data_ptr() for cell in brought}
     return StackedValue(tuple(x.clone() if x.untyped_storage().data_ptr() in taken_up else x for x in cells), held)

@@ -252,8 +252,8 @@ class RoutedWorld(c10d._World):
     def __getattribute__(self, name: str) -> Any:
         if name in ("_original", "__class__", "__dict__"):
             return object.__getattribute__(self, name)
-        mode = ambient.lockstep()
-        return getattr(object.__getattribute__(self, "_original") if mode is None else mode.groups, name)
+        modes = ambient.here.modes
+        return getattr(modes[-1].groups if modes else object.__getattribute__(self, "_original"), name)
 
     def __setattr__(self, name: str, value: object) -> None:
         mode = ambient.lockstep()

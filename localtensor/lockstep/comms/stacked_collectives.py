@@ -195,7 +195,10 @@ def reduce_rows(x: Tensor, plan: IndexPlan, op: ReductionOp, *, rooted: bool = F
         x = fold_in_ring(pair, held, rooted=rooted).view(plan.rows, *x.shape[1:])
     else:
         for left, right, rest in plan.levels:
-            done = pair(take_rows(x, left), take_rows(x, right))
+            if isinstance(left, slice) and isinstance(right, slice):
+                done = pair(x[left], x[right])
+            else:
+                done = pair(take_rows(x, left), take_rows(x, right))
             x = done if rest is None else torch.cat([done, take_rows(x, rest)])
         x = take_rows(x, plan.last)
     return divide(x, plan.members) if op == "avg" else x
@@ -261,6 +264,8 @@ class Readers(Enum):
     ALL = "all members read one row"
     ROOT = "only the root reads it"
     PIECES = "the row is cut into pieces, and each member reads its own"
+
+    __hash__ = object.__hash__  # of C: each collective asks for it
 
 
 @lru_cache(_MOST_KEPT)

@@ -1,13 +1,16 @@
-"""Calls rewritten as other calls: out= as the op and a copy; lists of tensors in groups of one partition."""
+"""Calls rewritten as other calls: out= as the op and a copy; lists of tensors in groups of one partition; operators that take functions."""
 
 from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils import _python_dispatch
 
-from localtensor._util.call_sites import Args, Kwargs
+from localtensor._util.call_sites import Args, Fn, Kwargs
+from localtensor.errors import NotInLockstep
 from localtensor.lockstep.values.local_tensor import Mode
 from localtensor.lockstep.values.partition import Partition, refinement
 
@@ -111,3 +114,40 @@ def _run_by_partition(mode: Mode, func: OpOverload, traits: Any, args: Args, kwa
             for place, result in zip(places, done, strict=True):
                 results[place] = result
     return results if traits.returns else None
+
+
+# -- operators that take functions, such as FlexAttention's
+
+
+def run_as_written(mode: Mode, func: HigherOrderOperator, args: Args, kwargs: Kwargs) -> Any:
+    """An operator that takes functions, by torch's eager kernel, whose ops run on every rank.
+
+    Raises `NotInLockstep` if it has none, `RanksDiverge` where the ranks differ in the function to run.
+    """
+    kernel = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+    if kernel is None:
+        raise NotInLockstep(f"torch.ops.higher_order.{func.name()}", "torch has no eager kernel of it")
+    code = getattr(kernel, "__code__", None)
+    if code is None or _CHECK not in code.co_names:
+        return _under(mode, kernel)(*args, **kwargs)
+    if _CHECK not in kernel.__globals__:  # imported within; the kernel calls a function, and makes no tensor
+        return kernel(*(_under(mode, one) if callable(one) else one for one in args), **kwargs)
+    unchecked = FunctionType(code, {**kernel.__globals__, _CHECK: lambda: None})
+    return _under(mode, unchecked)(*args, **kwargs)
+
+
+_CHECK = "_get_current_dispatch_mode"  # by which a kernel sees that it runs below all modes
+
+
+def _under(mode: Any, function: Fn) -> Fn:
+    """The function, called under the mode."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        _python_dispatch._push_mode(mode)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _python_dispatch._pop_mode()
+
+    called._boxed_call = getattr(function, "_boxed_call", False)  # type: ignore[attr-defined]
+    return called

@@ -35,6 +35,7 @@ from localtensor.lockstep.patches.device_mesh import (
     ranks_of_row,
     without_other_modes,
 )
+from localtensor.lockstep.patches.tracing import check_one_control_flow
 from localtensor.lockstep.values import formatting
 from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, by_value
 
@@ -72,6 +73,7 @@ def run_for_some_ranks(mode: Any, values: Array, held: Array | None) -> bool | N
     branch = branch_at(frame)
     if branch is None:
         return None
+    check_one_control_flow(formatting.node_text("RankBools", values, held))
     decided = _decided.get(frame)
     if decided is not None and decided.lines == branch.lines:
         return branch.leads is bool(decided.arm[0])

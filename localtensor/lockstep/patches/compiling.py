@@ -20,17 +20,19 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.meta_utils import MetaTensorDescriber
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import _MaskPartial
 from torch.fx.experimental import proxy_tensor
 from torch.utils import _python_dispatch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from localtensor._util.call_sites import Args, Fn, place_of_frame
+from localtensor._util.call_sites import Args, Fn, is_of_ours, is_user_file, place_of_frame
 from localtensor.errors import LocalTensorError, NotTraceable
 from localtensor.lockstep.comms.c10d_dispatch import share_memory
 from localtensor.lockstep.dispatch.dispatcher import dtype_and_shape, plain_dispatch
 from localtensor.lockstep.patches import kernels
 from localtensor.lockstep.patches.rank_queries import patch_attribute
-from localtensor.lockstep.patches.tracing import check_numbers, is_uneven
+from localtensor.lockstep.patches.tracing import check_numbers, is_uneven, recorder
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode
 from localtensor.lockstep.values.sym_nodes import RankBools, RankInts
 
@@ -81,7 +83,8 @@ def _no_fake(fakes: Any, x: LocalTensor) -> tuple[str, str] | None:
 
 
 def _refused(x: LocalTensor, problem: str, remedy: str) -> NotTraceable:
-    return NotTraceable("torch.compile", dtype_and_shape(x), problem, remedy, place_of_frame(sys._getframe(2)))
+    call = recorder("torch.compile")
+    return NotTraceable(call, dtype_and_shape(x), problem, remedy, place_of_frame(sys._getframe(2)))
 
 
 def tensor_of_one_rank(x: LocalTensor) -> Tensor:
@@ -150,8 +153,15 @@ def _wrap(mode: Mode, original: Fn, builder: Any, value: Any) -> object:
         made = builder.wrap_tensor(value)
         builder.install_guards(one_shape_guard)
         return made
+    if isinstance(value, DTensor) and any(_has_mask(placement) for placement in value.placements):
+        _break_graph(f"{value.placements}: a mask of rows, made before", "Compile the lookup of rows together with it.")
     _check_number(value)
     return original(builder, value)
+
+
+def _has_mask(placement: object) -> bool:
+    """Whether it is the placement of looked up rows that waits for a reduction; torch's own compiler ends in an error of its own."""
+    return isinstance(placement, _MaskPartial) and placement.mask_buffer.data is not None
 
 
 def _constant(mode: Mode, original: Fn, tx: Any, value: Any) -> object:
@@ -169,16 +179,32 @@ def _check_number(value: object) -> None:
         _break_graph(f"{value.node}: a number that differs between ranks", "Compile what does not depend on it.")
 
 
-def _break_graph(what: str, hint: str) -> None:
-    """Raise the error by which Dynamo leaves a function as it is written; what that calls may still be compiled."""
+def _call_of_skipped(mode: Mode, original: Fn, variable: Any, *args: Any, **kwargs: Any) -> object:
+    """A call that Dynamo does not look into: a function of ours works on all ranks at once, of which a graph knows nothing."""
+    module = getattr(variable.value, "__module__", None) or ""
+    if module.partition(".")[0] == "localtensor":
+        _break_graph(
+            f"a call of localtensor.{variable.value.__name__}",
+            "Do it outside of the function, or use torch's functional collectives.",
+            whole=False,
+        )
+    return original(variable, *args, **kwargs)
+
+
+def _break_graph(what: str, hint: str, *, whole: bool = True) -> None:
+    """Raise the error by which Dynamo leaves a function as it is written; what that calls may still be compiled.
+
+    If not the `whole` function is left, it is compiled before and behind the call.
+    """
     from torch._dynamo.exc import unimplemented  # lazy: it takes seconds
 
+    Compiler.breaks += 1
     unimplemented(
         gb_type=_GRAPH_BREAK,
         context=what,
         explanation=f"One graph serves all ranks, and it cannot hold {what}.",
-        hints=[f"{hint} Without fullgraph=True this function runs op by op."],
-        skip_frame=True,  # an `if` on it has to find the frame as it is written
+        hints=[f"{hint} Without fullgraph=True this {'function' if whole else 'call'} runs op by op."],
+        skip_frame=whole,  # an `if` on it has to find the frame as it is written
     )
 
 
@@ -220,13 +246,19 @@ def _first_line(error: Exception) -> str:
 class Compiler:
     """Dynamo's callback for the frames of one mode: it compiles as `callback` does, into a cache of its own."""
 
+    breaks = 0
+    """How many graphs were broken, see `_break_graph`."""
+
     def __init__(self, mode: Mode, callback: Any) -> None:
         from torch._dynamo.convert_frame import catch_errors_wrapper
+        from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 
         kernels.install()  # not before something is compiled: inductor takes a second to import
         converter = callback._torchdynamo_orig_backend
         compile_graph = converter._torchdynamo_orig_backend
         self._codes: set[CodeType] = set()
+        skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+        self._as_written = ConvertFrameReturn(frame_exec_strategy=skip, apply_to_code=False)
 
         def backend(*args: Any, **kwargs: Any) -> object:
             try:
@@ -248,8 +280,14 @@ class Compiler:
         )
 
     def __call__(self, frame: Any, *args: Any) -> object:
+        if is_of_ours(frame.f_code) or is_of_ours(sys._getframe(1).f_code):
+            return self._as_written  # and all that it calls, as the `__init__` of a dataclass
         self._codes.add(frame.f_code)
-        return self._torchdynamo_orig_backend(frame, *args)
+        before = Compiler.breaks
+        done = self._torchdynamo_orig_backend(frame, *args)
+        if Compiler.breaks > before and done.guarded_code is None and not is_user_file(frame.f_code.co_filename):
+            return self._as_written  # a function of torch, whose parts rely on being compiled together or not at all
+        return done
 
     def forget(self) -> None:
         """Forget what was compiled."""
@@ -283,7 +321,7 @@ def _torch_compile(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> objec
 def install_in_dynamo() -> None:
     """Patch Dynamo, which torch.compile imports."""
     from torch._dynamo import convert_frame, eval_frame, trace_rules
-    from torch._dynamo.variables import builder, constant
+    from torch._dynamo.variables import builder, constant, functions
     from torch._functorch._aot_autograd import runtime_wrappers
 
     trace_rules.add("localtensor")
@@ -291,6 +329,7 @@ def install_in_dynamo() -> None:
     patch_attribute(builder.VariableBuilder, "_wrap", _wrap)
     patch_attribute(builder.SourcelessBuilder, "create", _constant)
     patch_attribute(constant.ConstantVariable, "create", _literal)
+    patch_attribute(functions.SkipFunctionVariable, "call_function", _call_of_skipped)
     patch_attribute(builder, "infer_subclass_type", _plain_kind)
     patch_attribute(convert_frame, "_compile", _compile_frame)
     patch_attribute(eval_frame, "_callback_from_stance", _callback)

@@ -6,6 +6,7 @@ got it from AOTAutograd; its kernels are compiled and not run.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -21,6 +22,9 @@ from localtensor.lockstep.patches.rank_queries import patch_attribute
 from localtensor.lockstep.values.local_tensor import Mode, wrap
 from localtensor.lockstep.values.partition import one_cell_per_row
 from localtensor.lockstep.values.stacks import cells_of_rows
+
+_HIGHER = torch.ops.higher_order
+_FUNCTIONS = (_HIGHER.flex_attention, _HIGHER.flex_attention_backward)  # operators that take graphs, and only compute
 
 
 @contextmanager
@@ -39,29 +43,30 @@ class LockstepKernel:
     def __init__(self, mode: Mode, graph: fx.GraphModule, kernel: Any) -> None:
         self._mode, self._graph, self._kernel = mode, graph, kernel
         self._boxed_call = True  # torch copies what an instance has
-        self._op_by_op = not all(map(_is_pure, graph.graph.nodes))
+        self._op_by_op = not _is_pure(graph)
 
     def __call__(self, inputs: list[Any]) -> Any:
         args = list(inputs)
         inputs.clear()
         if self._op_by_op:
             return self._graph(*args)
-        final = Operands(self._mode, self._kernel, args, {}).final
-        if final is None:
-            with self._mode.disable():
-                return self._kernel(args)
-        results = []
+        final = Operands(self._mode, self._kernel, args, {}).final or self._mode.everyone
         with plain_dispatch():
-            for cell in range(len(final.sizes)):
-                results += [self._kernel(list(each)) for each, _ in row_args(CellReader(final, cell), args, {})]
+            cells = range(len(final.sizes))
+            rows = [each for cell in cells for each, _ in row_args(CellReader(final, cell), args, {})]
+            places = {id(x): place for place, x in enumerate(rows[0]) if isinstance(x, Tensor)}
+            results = [self._kernel(list(each)) for each in rows]
             whole = one_cell_per_row(final)
-            return [self._joined(one, whole) for one in zip(*results, strict=True)]
+            return [
+                args[places[id(one[0])]] if id(one[0]) in places else self._joined(one, whole)  # saved for gradients
+                for one in zip(*results, strict=True)
+            ]
 
     def _joined(self, values: Sequence[Any], whole: Any) -> object:
-        """One output of all rows."""
+        """One output of all rows, with the strides that the kernels of gradients are compiled for."""
         if not isinstance(values[0], Tensor):
             return values[0]  # None, or a size, which is the same for all ranks
-        return wrap(*cells_of_rows(values, whole), self._mode)
+        return wrap(*cells_of_rows(values, whole, keep_gaps=True), self._mode)
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:
@@ -71,12 +76,19 @@ def _copied(graph: fx.Graph) -> fx.Graph:
     return copied
 
 
-def _is_pure(node: fx.Node) -> bool:
-    """Whether a node is an input, an output, or an op of one rank that only computes."""
+def _is_pure(graph: fx.GraphModule) -> bool:
+    """Whether a graph has only inputs, outputs, constants that all ranks share, and ops of one rank that only compute."""
+    return all(_computes(graph, node) for node in graph.graph.nodes)
+
+
+def _computes(graph: fx.GraphModule, node: fx.Node) -> bool:
     if node.op in ("placeholder", "output"):
         return True
-    op = node.target
-    if op.__module__ == "_operator":
+    if node.op == "get_attr":
+        held = operator.attrgetter(str(node.target))(graph)
+        return _is_pure(held) if isinstance(held, fx.GraphModule) else type(held) is Tensor
+    op: Any = node.target
+    if op.__module__ == "_operator" or op in _FUNCTIONS:
         return True
     return (
         isinstance(op, torch._ops.OpOverload)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, SupportsIndex
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
@@ -24,10 +23,10 @@ from localtensor.errors import NotInLockstep, RanksDiverge
 from localtensor.lockstep.comms.collectives import select, stacked_value
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute, refuse
+from localtensor.lockstep.patches.shard_offsets import number_of_rank
 from localtensor.lockstep.values.formatting import as_if_padded, user_place
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
-from localtensor.lockstep.values.partition import by_value, partition
-from localtensor.lockstep.values.rank_int import Int, is_rank_int, rank_values
+from localtensor.lockstep.values.rank_int import Int, is_rank_int
 
 # -- the rows of an embedding
 
@@ -36,20 +35,9 @@ def mask_of_rows(mode: Mode, original: Fn, tensor: Tensor, offset: Int, size: In
     """The mask of rows that a rank does not have, and the indices of the others in its shard."""
     if not (is_rank_int(offset) or is_rank_int(size)):
         return original(tensor, offset, size)
-    start, length = _as_tensor(mode, offset), _as_tensor(mode, size)
+    start, length = number_of_rank(mode, offset, tensor), number_of_rank(mode, size, tensor)
     mask = (tensor < start) | (tensor >= start + length)
     return mask, torch.where(mask, 0, tensor - start).to(tensor.dtype)
-
-
-def _as_tensor(mode: Mode, number: Any) -> Any:
-    """The int of each rank as a tensor without dims; a plain int as it is."""
-    values = rank_values(number, mode.world)
-    if values is None:
-        return number
-    held = number.node.held
-    with plain_dispatch():
-        rows = torch.from_numpy(np.unique(values if held is None else values[held]))
-    return wrap((rows,), partition(by_value(values, held).row_of, [len(rows)]), mode)
 
 
 # -- torch.nn

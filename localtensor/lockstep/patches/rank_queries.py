@@ -5,10 +5,13 @@ Installed once, when the first mode is entered; in a thread without a mode they 
 
 from __future__ import annotations
 
+import dis
 import inspect
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -20,15 +23,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor._random import OffsetBasedRNGTracker
 
 from localtensor._util import ambient
-from localtensor._util.call_sites import Fn, bound_arguments, undecorated
+from localtensor._util.call_sites import Args, Fn, bound_arguments, undecorated
 from localtensor._util.patching import left_alone_by_the_compiler
 from localtensor.collectives.argument_checks import check_init_arguments
 from localtensor.errors import BadGroup, NotInLockstep, TorchChanged
 from localtensor.lockstep.comms.process_groups import LockstepGroup, RoutedWorld, resolve_group
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
-from localtensor.lockstep.values.rank_int import Int, rank_values
+from localtensor.lockstep.values.rank_int import Int, is_rank_number, rank_int, rank_values
 from localtensor.lockstep.values.rng_streams import Stream
-from localtensor.lockstep.values.stacks import stack_nested
+from localtensor.lockstep.values.stacks import index_by_rank, stack_nested, write_by_rank
 
 Patch = Callable[..., Any]  # (mode, original, *args, **kwargs)
 
@@ -43,6 +46,7 @@ def install() -> None:
     for owner, name, replacement in _TORCH_PATCHES:
         if hasattr(owner, name):
             patch_attribute(owner, name, replacement)
+    _install_numbers()
 
 
 def patch_distributed(name: str, replacement: Patch) -> None:
@@ -181,6 +185,22 @@ def _manual_seed(mode: Mode, original: Fn, seed: Int) -> object:
     return torch.default_generator
 
 
+def _initial_seed(mode: Mode, original: Fn) -> Int:
+    """The seed of each rank; a generator has it in its state."""
+    stream = mode.streams.of()
+    if not stream.states:
+        return original()  # type: ignore[no-any-return]
+    with mode.disable():
+        seeds = [_seed_of(state) for state in stream.states]
+    return rank_int(np.array(seeds)[stream.partition.row_of], mode.everyone.held)
+
+
+def _seed_of(state: Tensor) -> int:
+    generator = torch.Generator()
+    generator.set_state(state)
+    return generator.initial_seed()
+
+
 def _get_rng_state(mode: Mode, original: Fn) -> Tensor:
     stream = mode.streams.of()
     return mode.gather({r: stream.state_on(r) for r in mode.ranks}) if stream.states else original()
@@ -232,22 +252,89 @@ def _rng_tracker(
 
 
 def _tensor(mode: Mode, original: Fn, data: object, **options: Any) -> object:
-    """A tensor of nested lists that hold LocalTensors, made without reading their numbers, which may differ."""
-    found = stack_nested(data, LocalTensor, original)
+    """A tensor of nested lists that hold LocalTensors and numbers of each rank, made without reading one number for all."""
+    found = stack_nested(data, _of_ranks, original)
     if found is None:
         return original(data, **options)
     found = found.to(dtype=options.get("dtype"), device=options.get("device"), copy=True)
     return found.requires_grad_(options.get("requires_grad", False))
 
 
+def _of_ranks(x: object) -> Tensor | None:
+    """The tensor of what differs between ranks: a LocalTensor without its history, the tensor of no dims of a number."""
+    if isinstance(x, LocalTensor):
+        return x.detach()
+    if not is_rank_number(x):
+        return None
+    return torch.scalar_tensor(x, dtype=torch.int64 if isinstance(x, torch.SymInt) else torch.bool)  # type: ignore[arg-type]
+
+
 def _as_tensor(mode: Mode, original: Fn, data: object, **options: object) -> object:
-    return _tensor(mode, original, data, **options) if isinstance(data, list | tuple) else original(data, **options)
+    listed = isinstance(data, list | tuple) or is_rank_number(data)
+    return _tensor(mode, original, data, **options) if listed else original(data, **options)
+
+
+# -- numbers of each rank, where torch has SymInts without a value of their own
+
+
+def _torch_function_of(number: Any) -> Fn:
+    """What torch calls for an index that it does not know: that of a number of each rank, in a subscript alone.
+
+    A LocalTensor has its own subscripts; this is for tensors from outside, of which only the number differs, and for fake ones.
+    """
+    if is_rank_number(number) and _is_subscript(sys._getframe(1)):
+        return _subscript
+    raise AttributeError("__torch_function__")
+
+
+def _is_subscript(frame: FrameType) -> bool:
+    """Whether the frame takes or writes an item; a TorchFunctionMode does so by calling the function that it gets."""
+    if dis.opname[frame.f_code.co_code[frame.f_lasti]].endswith("_SUBSCR"):
+        return True
+    return any(value is Tensor.__getitem__ or value is Tensor.__setitem__ for value in frame.f_locals.values())
+
+
+def _subscript(func: Any, types: Any, args: Args, kwargs: Any = None) -> Tensor | None:
+    if len(args) == 2:
+        return index_by_rank(*args)
+    write_by_rank(*args)
+    return None
+
+
+def _divmod(number: Any, other: Any) -> object:
+    return (number // other, number % other) if is_rank_number(number) or is_rank_number(other) else NotImplemented
+
+
+def _rdivmod(number: Any, other: Any) -> object:
+    return (other // number, other % number) if is_rank_number(number) else NotImplemented
+
+
+def _format(number: Any, how: str) -> str:
+    """With a format, that of the one int of the ranks that run now.  Raises `RanksDiverge` where they differ."""
+    return format(int(number), how) if how and is_rank_number(number) else object.__format__(number, how)
+
+
+def _round(number: Any, digits: int | None = None) -> object:
+    """As torch, which rounds an int to itself."""
+    if digits is not None and digits < 0 and is_rank_number(number):
+        raise NotInLockstep(f"round({number}, {digits})", "only digits behind the point are rounded")
+    return number
+
+
+def _install_numbers() -> None:
+    kinds: tuple[Any, ...] = (torch.SymInt, torch.SymBool)
+    for kind in kinds:
+        kind.__torch_function__ = property(_torch_function_of)
+    kinds[0].__divmod__, kinds[0].__rdivmod__ = _divmod, _rdivmod
+    kinds[0].__format__, kinds[0].__round__ = _format, _round
 
 
 _TORCH_PATCHES: list[tuple[Any, str, Patch]] = [
     (torch, "tensor", _tensor),
     (torch, "as_tensor", _as_tensor),
     (torch.random, "_manual_seed_impl", _manual_seed),
+    (torch, "initial_seed", _initial_seed),
+    (torch.random, "initial_seed", _initial_seed),
     (torch, "get_rng_state", _get_rng_state),
     (torch.random, "get_rng_state", _get_rng_state),
     (torch, "set_rng_state", _set_rng_state),

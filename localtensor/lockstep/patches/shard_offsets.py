@@ -25,7 +25,7 @@ from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches.device_mesh import for_each_rank_group, mesh_ranks
 from localtensor.lockstep.values.formatting import user_place
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
-from localtensor.lockstep.values.partition import NOWHERE, Array, partition
+from localtensor.lockstep.values.partition import NOWHERE, Array, by_value, partition
 from localtensor.lockstep.values.rank_int import Int, is_rank_int, rank_int, rank_values
 from localtensor.lockstep.values.stacks import merge_alike
 
@@ -125,10 +125,8 @@ def own_chunk(mode: Mode, x: Tensor, dim: int, chunks: int, index: Array, *, kee
     On a rank there stand the nodes of torch.split and of the one piece that the rank takes.  Raises `NotTraceable` where the chunks of a
     compiled graph are not all of one size.
     """
-    recorded = mode.tracing is not None and mode.tracing.depth == 0 and mode.tracing.records()
-    shown = isinstance(x, FakeTensor) and torch._C._get_dispatch_mode(_FAKE) is None  # of a graph that is there already
-    if not recorded and (shown or not has_no_values(x)):
-        value = StackedValue((x.detach(),), mode.everyone) if shown else stacked_value(mode, x)
+    if not _is_recorded(mode, x):
+        value = StackedValue((x.detach(),), mode.everyone) if _is_shown(x) else stacked_value(mode, x)
         with plain_dispatch():
             return wrap(*take_chunk(value, dim, chunks, index, keep_order=keep_order), mode)
     if has_no_values(x) and (x.shape[dim] % chunks or min(index) < 0):
@@ -140,8 +138,38 @@ def own_chunk(mode: Mode, x: Tensor, dim: int, chunks: int, index: Array, *, kee
     return made
 
 
-def run_own_chunk(mode: Mode, func: object, args: Args, kwargs: Kwargs) -> Tensor:
-    """The node of a graph on the tensors of all ranks."""
+def _is_recorded(mode: Mode, x: Tensor) -> bool:
+    """Whether what is done to the tensor is to be a node of a graph."""
+    recorded = mode.tracing is not None and mode.tracing.depth == 0 and mode.tracing.records()
+    return recorded or (has_no_values(x) and not _is_shown(x))
+
+
+def _is_shown(x: Tensor) -> bool:
+    """Whether it is a tensor without values of a graph that is there already."""
+    return isinstance(x, FakeTensor) and torch._C._get_dispatch_mode(_FAKE) is None
+
+
+def number_of_rank(mode: Mode, number: Int, like: Tensor) -> Tensor | int:
+    """The int of each rank as a tensor without dims, on the device of `like`, and a plain int as it is; a node of the graph that records `like`."""
+    values = rank_values(number, mode.world)
+    if values is None:
+        return int(number)
+    if _is_recorded(mode, like):
+        made: Tensor = torch.ops.localtensor.number_of_rank(like, values.tolist())
+        return made
+    return _number(mode, values, number.node.held, like)  # type: ignore[union-attr]
+
+
+def _number(mode: Mode, values: Array, held: Array | None, like: Tensor) -> LocalTensor:
+    with plain_dispatch():
+        rows = torch.from_numpy(np.unique(values if held is None else values[held])).to(like.device)
+        return wrap((rows if len(rows) > 1 else rows[0],), partition(by_value(values, held).row_of, [len(rows)]), mode)
+
+
+def run_node(mode: Mode, func: Any, args: Args, kwargs: Kwargs) -> Tensor:
+    """A node of ours on the tensors of all ranks."""
+    if func is torch.ops.localtensor.number_of_rank.default:
+        return _number(mode, np.array(args[1]), mode.everyone.held, args[0])
     x, dim, chunks, index, keep_order = args
     with plain_dispatch():
         return wrap(*take_chunk(stacked_value(mode, x), dim, chunks, np.array(index), keep_order=keep_order), mode)
@@ -156,6 +184,8 @@ def _one_chunk(x: Tensor, dim: int, chunks: int, index: list[int], keep_order: b
 _OPS = torch.library.Library("localtensor", "FRAGMENT")
 _OPS.define("own_chunk(Tensor x, int dim, int chunks, int[] index, bool keep_order) -> Tensor")
 _OPS.impl("own_chunk", _one_chunk, "Meta")
+_OPS.define("number_of_rank(Tensor like, int[] values) -> Tensor")
+_OPS.impl("number_of_rank", lambda like, values: like.new_empty((), dtype=torch.int64), "Meta")
 
 
 def _order(stack: Tensor) -> list[int]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.fx.experimental import proxy_tensor
 from torch.utils import _python_dispatch
 
@@ -26,12 +27,42 @@ from localtensor.lockstep.values.local_tensor import LocalTensor, Mode
 from localtensor.lockstep.values.sym_nodes import RankBools, RankInts
 
 _OUTSIDE = "Do it before the trace, and pass what it makes as an input."
-_PROXY, _FAKE = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE
+_KEYS = torch._C._TorchDispatchModeKey
+_PROXY, _FAKE, _FUNCTIONAL = _KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL
 
 
 def refused(problem: str, seen: object, remedy: str) -> NotTraceable:
     """The error for a value that a graph cannot hold."""
-    return NotTraceable("make_fx", str(seen), problem, remedy, place_of_frame(sys._getframe(2)))
+    return NotTraceable(recorder("make_fx"), str(seen), problem, remedy, place_of_frame(sys._getframe(2)))
+
+
+def recorder(otherwise: str) -> str:
+    """The function of torch that records a graph now; `otherwise` where that cannot be seen."""
+    if torch.compiler.is_exporting():
+        return "torch.export"
+    if torch._guards.TracingContext.try_get() is not None:
+        return "torch.compile"
+    functional = torch._C._get_dispatch_mode(_FUNCTIONAL) is not None
+    return "AOTAutograd" if functional else otherwise
+
+
+def is_recording() -> bool:
+    """Whether a graph is recorded in this thread, or tensors without values are computed."""
+    found = map(torch._C._get_dispatch_mode, (_PROXY, _FAKE, _FUNCTIONAL))
+    return proxy_tensor._CURRENT_MAKE_FX_TRACER is not None or any(mode is not None for mode in found)
+
+
+def check_one_control_flow(question: str) -> None:
+    """Raises `NotTraceable` for a statement that would run for some ranks while a graph is recorded."""
+    if is_recording():
+        problem = "a graph has one control flow for all ranks, and this differs between them"
+        raise refused(problem, question, "Choose by torch.where, or record only what does not depend on it.")
+
+
+def check_ranks_apart(mode: Mode) -> None:
+    """Raises `NotTraceable` for a function that runs for each rank in turn while a graph is recorded."""
+    if is_recording() and (mode.tracing is None or mode.tracing.depth == 0):
+        raise refused("its tensors would be constants in the graph", "rank_map or tensor_map", _OUTSIDE)
 
 
 class Trace:
@@ -60,11 +91,6 @@ class Trace:
         if self.depth == 0:
             raise refused("it writes to a tensor beside the recorded ops", call, _OUTSIDE)
 
-    def check_ranks_apart(self) -> None:
-        """Raises `NotTraceable` for a function that runs for each rank in turn."""
-        if self.depth == 0:
-            raise refused("its tensors would be constants in the graph", "rank_map or tensor_map", _OUTSIDE)
-
 
 def check_graph_value(mode: Mode, value: object) -> None:
     """Raises `NotTraceable` for what differs between ranks and is not recorded in the mode's trace."""
@@ -87,6 +113,8 @@ def record(mode: Any, func: Any, types: Any, args: Args, kwargs: Kwargs) -> obje
     with proxy_tensor.disable_proxy_modes_tracing() as recorder:
         _python_dispatch._push_mode(mode)
         try:
+            if isinstance(func, HigherOrderOperator):
+                return func.python_key_table[type(recorder)](recorder, *args, **kwargs)
             return recorder.__torch_dispatch__(func, types, tuple(args), kwargs)
         finally:
             _python_dispatch._pop_mode()

@@ -14,17 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 
 from localtensor._util import ambient
 from localtensor._util.call_sites import Args, Kwargs, origin
 from localtensor._util.patching import left_alone_by_the_compiler
 from localtensor.collectives.compare import difference_text, same_bits, short_text
-from localtensor.errors import NotHeld, NotInLockstep, RanksDisagree
-from localtensor.lockstep.values.formatting import format_tensor
+from localtensor.errors import NotHeld, NotInLockstep, NotTraceable, RanksDisagree
+from localtensor.lockstep.values.formatting import format_tensor, user_place
 from localtensor.lockstep.values.partition import Array, Partition, by_value, one_row_per_rank, partition
 from localtensor.lockstep.values.rank_int import rank_int, rank_lists
 from localtensor.lockstep.values.rng_streams import Streams
-from localtensor.lockstep.values.stacks import cells_of_rows, deduplicate, has_sym_ints, index_by_rank
+from localtensor.lockstep.values.stacks import cells_of_rows, deduplicate, has_sym_ints, index_by_rank, write_by_rank
 from localtensor.lockstep.values.storage import Memory
 from localtensor.lockstep.values.sym_nodes import RankInts
 
@@ -107,6 +108,9 @@ class LocalTensor(Tensor):
         """Run an op outside of the mode, or under another one that leaves it to the tensor, by the mode of the tensor."""
         for kind in types:
             if kind is not LocalTensor and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+                if issubclass(kind, FakeTensor):
+                    problem = "it is used beside fake tensors, and none stands for it"
+                    raise NotTraceable(str(func), "a LocalTensor", problem, "Pass it as an input.", user_place())
                 return NotImplemented
         mode = ambient.lockstep() or _first_mode(args) or _first_mode((kwargs or {}).values())
         with mode.disable():
@@ -210,7 +214,7 @@ class LocalTensor(Tensor):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if has_sym_ints(index):
-            index_by_rank(self, index)[...] = value
+            write_by_rank(self, index, value)
         else:
             super().__setitem__(index, value)
 

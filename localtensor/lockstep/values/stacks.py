@@ -110,10 +110,21 @@ def _content_key(x: Tensor) -> int | tuple[Any, ...]:
     return (tuple(x.shape), x.stride(), x.dtype, digest)
 
 
-def cells_of_rows(rows: Sequence[Tensor], whole: Partition) -> tuple[Cells, Partition]:
+def stack_with_gaps(rows: Sequence[Tensor]) -> Tensor:
+    """A stack of rows of one shape and the same strides, which it has, too, also where they leave gaps or overlap."""
+    first = rows[0]
+    strides, _ = dense_strides(first.shape, first.stride())
+    if strides == first.stride() or not first.numel():
+        return stack(rows)
+    extent = 1 + sum((size - 1) * step for size, step in zip(first.shape, first.stride(), strict=True))
+    blocks = torch.stack([row.as_strided((extent,), (1,)) for row in rows])
+    return blocks.as_strided((len(rows), *first.shape), (extent, *first.stride()))
+
+
+def cells_of_rows(rows: Sequence[Tensor], whole: Partition, *, keep_gaps: bool = False) -> tuple[Cells, Partition]:
     """The cells and the partition of a value with one tensor for each row of `whole`.
 
-    Rows that are the same object are stored once, and rows of one shape in one stack.
+    Rows that are the same object are stored once, and rows of one shape in one stack; `keep_gaps` as in `stack_with_gaps`.
     """
     place: dict[int, int] = {}
     number = np.array([place.setdefault(id(row), len(place)) for row in rows])
@@ -125,7 +136,8 @@ def cells_of_rows(rows: Sequence[Tensor], whole: Partition) -> tuple[Cells, Part
     row_of = np.empty(len(kept), np.int64)
     row_of[order] = np.arange(len(order))
     by_rank = np.where(whole.row_of >= 0, row_of[number[whole.row_of]], NOWHERE)
-    cells = tuple(stack([kept[i] for i in group]) if len(group) > 1 else kept[group[0]] for group in groups.values())
+    joined = stack_with_gaps if keep_gaps else stack
+    cells = tuple(joined([kept[i] for i in group]) if len(group) > 1 else kept[group[0]] for group in groups.values())
     return cells, partition(by_rank, [len(group) for group in groups.values()])
 
 
@@ -161,20 +173,35 @@ def _merge_group(group: tuple[int, ...], cells: Cells, held: Partition) -> Tenso
 
 def has_sym_ints(index: object) -> bool:
     """Whether an index contains ints that may differ between ranks."""
-    if type(index) is tuple:
-        return any(type(one) is torch.SymInt for one in index)
+    if type(index) is tuple or type(index) is list:
+        return any(type(one) is torch.SymInt or (type(one) is list and has_sym_ints(one)) for one in index)
     return type(index) is torch.SymInt
 
 
-def index_by_rank(x: Tensor, index: tuple[Any, ...]) -> Tensor:
-    """`x[index]` as a view, where ints may differ between ranks.  Raises `NotInLockstep` for tensors in the index.
+def index_by_rank(x: Tensor, index: Any) -> Tensor:
+    """`x[index]`, where ints may differ between ranks; a view unless tensors are among the index.
+
+    Raises `NotInLockstep` for a bool in the index.
 
     >>> index_by_rank(torch.arange(6).view(2, 3), (..., None, 1))
     tensor([[1],
             [4]])
     """
-    parts = index if isinstance(index, tuple) else (index,)
-    dim, left = 0, sum(one is not None and one is not Ellipsis for one in parts)
+    x, rest = _view_by_rank(x, index)
+    return x[rest] if rest else x
+
+
+def write_by_rank(x: Tensor, index: Any, value: Any) -> None:
+    """`x[index] = value`, where ints may differ between ranks.  Raises `NotInLockstep` for a bool in the index."""
+    x, rest = _view_by_rank(x, index)
+    x[rest or ...] = value
+
+
+def _view_by_rank(x: Tensor, index: Any) -> tuple[Tensor, tuple[Any, ...]]:
+    """The view that the ints and slices of an index take, and the tensors that are left of the index, by their dims."""
+    parts = [_as_index(one) for one in (index if isinstance(index, tuple) else (index,))]
+    dim, left = 0, sum(_dims_taken(one) for one in parts)
+    rest: dict[int, Tensor] = {}
     for one in parts:
         if one is Ellipsis:
             dim = x.dim() - left
@@ -182,26 +209,52 @@ def index_by_rank(x: Tensor, index: tuple[Any, ...]) -> Tensor:
             x, dim = x.unsqueeze(dim), dim + 1
         elif isinstance(one, slice):
             place = (*[slice(None)] * dim, one)
-            x, dim, left = x[place], dim + 1, left - 1
-        elif isinstance(one, int | torch.SymInt) and not isinstance(one, bool):
-            x, left = x.select(dim, one), left - 1
+            x, dim = x[place], dim + 1
+        elif isinstance(one, Tensor):
+            rest[dim], dim = one, dim + _dims_taken(one)
         else:
-            why = f"an int of each rank stands beside a {type(one).__name__}: take one index after the other"
-            raise NotInLockstep("x[...]", why)
-    return x
+            x = x.select(dim, one)
+        left -= _dims_taken(one)
+    return x, _by_dims(rest)
 
 
-def stack_nested(data: object, kind: type[Tensor], plain: Callable[[Any], Tensor]) -> Tensor | None:
-    """The tensor of nested lists that contain tensors of that class; None if they contain none.
+def _by_dims(tensors: dict[int, Tensor]) -> tuple[Any, ...]:
+    """The index that takes these tensors at their dims, and all of the dims before and between them."""
+    index: list[Any] = []
+    dim = 0
+    for at, tensor in tensors.items():
+        index += [slice(None)] * (at - dim)
+        index.append(tensor)
+        dim = at + _dims_taken(tensor)
+    return tuple(index)
 
-    >>> stack_nested([torch.tensor(1), 2.5], Tensor, torch.tensor)
+
+def _as_index(one: Any) -> Any:
+    """A part of an index: an int, slice, None, Ellipsis or tensor."""
+    if isinstance(one, bool | torch.SymBool):
+        raise NotInLockstep("x[...]", f"{one!r} in an index beside ints of each rank: a bool adds a dim")
+    return torch.tensor(one) if isinstance(one, list | tuple | np.ndarray) else one
+
+
+def _dims_taken(one: object) -> int:
+    """How many dims of the tensor a part of an index stands for."""
+    if one is None or one is Ellipsis:
+        return 0
+    return one.dim() if isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) else 1
+
+
+def stack_nested(
+    data: object, of_ranks: Callable[[Any], Tensor | None], plain: Callable[[Any], Tensor]
+) -> Tensor | None:
+    """The tensor of nested lists of which `of_ranks` makes some items tensors; None if it makes none.
+
+    >>> stack_nested([torch.tensor(1), 2.5], lambda x: x if isinstance(x, Tensor) else None, torch.tensor)
     tensor([1.0000, 2.5000])
     """
-    if isinstance(data, kind):
-        return data.detach()
-    if not isinstance(data, list | tuple):
-        return None
-    found = [stack_nested(one, kind, plain) for one in data]
+    own = of_ranks(data)
+    if own is not None or not isinstance(data, list | tuple):
+        return own
+    found = [stack_nested(one, of_ranks, plain) for one in data]
     if all(one is None for one in found):
         return None
     return torch.stack([plain(given) if one is None else one for given, one in zip(data, found, strict=True)])

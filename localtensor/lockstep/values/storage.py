@@ -191,9 +191,12 @@ def overwrite(x: MemoryMember, cells: tuple[Tensor, ...], held: Partition) -> No
     """
     if _is_whole(x):
         shape = x._cells[0].shape[1:] if x._partition.sizes[0] > 1 else x._cells[0].shape
-        if all(cell.numel() == shape.numel() * rows for cell, rows in zip(cells, held.sizes, strict=True)):
-            pairs = zip(cells, held.sizes, strict=True)
-            shaped = [cell.reshape(rows, *shape) if rows > 1 else cell.reshape(shape) for cell, rows in pairs]
+        shaped: list[Tensor] = []
+        for cell, rows in zip(cells, held.sizes, strict=True):
+            if cell.numel() != shape.numel() * rows:
+                break
+            shaped.append(cell.reshape(rows, *shape) if rows > 1 else cell.reshape(shape))
+        else:
             _replace_cells(x, shaped, held)
             return
     refine(x, refinement(x._partition, held))
@@ -211,20 +214,18 @@ def _is_whole(x: MemoryMember) -> bool:
     return cell.is_contiguous() and cell.untyped_storage().nbytes() == cell.numel() * cell.element_size()
 
 
-def _in_own_storage(cell: Tensor) -> Tensor:
-    """The dense cell, in a storage that holds nothing else."""
-    return cell if cell.untyped_storage().nbytes() == cell.numel() * cell.element_size() else cell.clone()
-
-
 def _replace_cells(x: MemoryMember, cells: list[Tensor], held: Partition) -> None:
     if len(cells) > 1:
-        fresh, held = merge_alike(tuple(cells), held, by_shape=True)
-        cells = list(fresh)
-    cells = [_in_own_storage(cell.contiguous()) for cell in cells]
+        merged, held = merge_alike(tuple(cells), held, by_shape=True)
+        cells = list(merged)
+    for place, cell in enumerate(cells):
+        dense = cell.contiguous()
+        alone = dense.untyped_storage().nbytes() == dense.numel() * dense.element_size()
+        cells[place] = dense if alone else dense.clone()
     for member in [x] if x._memory is None else x._memory.members():
         old, before = member._cells[0], member._partition.sizes[0]
-        member._cells = tuple(
-            _view_in_storage(old, cell.untyped_storage(), rows, before)
-            for cell, rows in zip(cells, held.sizes, strict=True)
-        )
+        fresh = []
+        for cell, rows in zip(cells, held.sizes, strict=True):
+            fresh.append(_view_in_storage(old, cell.untyped_storage(), rows, before))
+        member._cells = tuple(fresh)
         member._partition = held

@@ -61,6 +61,7 @@ def _programs(asked: argparse.Namespace) -> int:
         kind = found["outcome"].partition(":")[0]
         counts[f"{backend}: {kind}"] += 1
         more = f", {found['graphs']} graphs, {found['difference']:.2g} of what may differ" if "graphs" in found else ""
+        more += ", compiled as a whole" if found.get("whole") else ""
         print(f"{backend:>10}  {name}: {found['outcome']}{more}", flush=True)
     for line, count in sorted(counts.items()):
         print(f"{count:>7,}  {line}")

@@ -229,8 +229,8 @@ def of_dtensors(program: dtensor_programs.Program, found: Found) -> None:
 # -- many programs
 
 FAMILIES: dict[str, tuple[Any, Callable[[Any, Found], None]]] = {
-    "tensors": (traced_programs.programs, of_tensors),
-    "DTensors": (dtensor_programs.programs, of_dtensors),
+    "tensors": (traced_programs.programs(wide=True), of_tensors),
+    "DTensors": (dtensor_programs.programs(), of_dtensors),
 }
 
 
@@ -240,7 +240,7 @@ def drawn(family: str, number: int, examples: int) -> Found:
 
     @seed(number)
     @settings(max_examples=examples, database=None, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(program=programs(wide=True))
+    @given(program=programs)
     def law(program: Any) -> None:
         torch.compiler.reset()
         found.counts["programs"] += 1

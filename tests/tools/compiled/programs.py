@@ -1,7 +1,7 @@
 """The whole programs of `tests/end_to_end/programs` in lockstep with their modules compiled, beside the same programs as they are written.
 
-The modules that a program calls are compiled, each outermost one with its hooks; of a program as a whole, with its meshes and the
-layouts of its weights, torch makes no graph on a single rank either.
+The modules that a program calls are compiled, each outermost one with its hooks; a program that calls none is compiled as a whole, in the
+graphs between the calls for which Dynamo breaks them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import json
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch._dynamo.utils import counters
 
 from tests.end_to_end.programs import test_lockstep
 from tests.end_to_end.programs.lockstep_ways import in_lockstep
-from tests.tools.compiled.draws import of_ours
+from tests.tools.compiled.draws import of_ours, one_rank
 
 BACKENDS = ("aot_eager", "inductor")
 SECONDS = 600
@@ -71,25 +72,55 @@ def modules_compiled(backend: str) -> Iterator[None]:
         nn.Module.__call__ = before  # type: ignore[method-assign]
 
 
-def compared(name: str, backend: str) -> dict[str, Any]:
-    """What came of one program: `outcome`, the `difference` in tolerances, and how many graphs were compiled."""
-    program, *args = PROGRAMS[name]
-    ranks = test_lockstep.ranks_of(program)
+def compiled(program: Any, args: Sequence[Any], backend: str, run: Callable[..., Any], *, whole: bool) -> Any:
+    """What a program gives by `run` with its modules compiled, or itself as a `whole`."""
     torch.compiler.reset()
+    counters.clear()
+    if whole:
+        return run(torch.compile(program, backend=backend), *args)
+    with modules_compiled(backend):
+        return run(program, *args)
+
+
+def raised_on_a_rank(program: Any, args: Sequence[Any], backend: str, ranks: int, *, whole: bool) -> str | None:
+    """What one rank of torch's own raises, whose collectives move nothing, with the program compiled alike; None if it ends."""
+    mine = [arg[0] if isinstance(arg, list) else arg for arg in args]
+    try:
+        with one_rank(ranks):
+            compiled(program, mine, backend, lambda function, *given: function(*given), whole=whole)
+    except Exception as error:  # why: whatever it is, it is the outcome
+        return f"{type(error).__name__}: {str(error).strip()[:300]}"
+    return None
+
+
+def compared(name: str, backend: str) -> dict[str, Any]:
+    """What came of one program: `outcome`, the `difference` in tolerances, and how many graphs were compiled.
+
+    Its modules are compiled; of a program that calls none, the program.
+    """
+    program, *args = PROGRAMS[name]
+    ranks, whole = test_lockstep.ranks_of(program), False
+    run = partial(in_lockstep, ranks=ranks)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        wanted = in_lockstep(program, *args, ranks=ranks)
+        wanted = run(program, *args)
         try:
-            with modules_compiled(backend):
-                found = in_lockstep(program, *args, ranks=ranks)
+            found = compiled(program, args, backend, run, whole=False)
+            if not counters["stats"].get("unique_graphs", 0):
+                whole = True
+                found = compiled(program, args, backend, run, whole=True)
         except Exception as error:  # why: whatever it is, it is the outcome
-            words = str(error).strip().partition("\n")[0][:200]
-            named = "refused by name" if of_ours(error) else "RAISES"
-            return {"outcome": f"{named}: {type(error).__name__}: {words}"}
-    far = difference(found, wanted)
-    graphs = counters["stats"].get("unique_graphs", 0)
-    same = "equal" if graphs else "no module to compile"
-    return {"outcome": same if far <= 1 else "DIFFERENT", "difference": far, "graphs": graphs}
+            words = f"{type(error).__name__}: {str(error).strip()[:300]}"
+            if of_ours(error):
+                return {"outcome": f"refused by name: {words}"}
+            alone = raised_on_a_rank(program, args, backend, ranks, whole=whole)
+            return {"outcome": f"RAISES: {words}" if alone is None else f"raises on a rank, too: {alone}"}
+    far, graphs = difference(found, wanted), counters["stats"].get("unique_graphs", 0)
+    outcome = "equal" if graphs else "nothing compiled"
+    if far > 1:
+        alone = raised_on_a_rank(program, args, backend, ranks, whole=whole)
+        outcome = "DIFFERENT" if alone is None else f"raises on a rank, and here differs: {alone}"
+    return {"outcome": outcome, "difference": far, "graphs": graphs, "whole": whole}
 
 
 def all_compared(chosen: list[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -7,6 +7,7 @@ import torch.distributed._functional_collectives as fc
 from torch.distributed import ReduceOp
 
 from localtensor import errors
+from localtensor.lockstep.comms import collectives
 from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
 from tests.localtensor.both_ways import check_both_ways, here, numbers
 
@@ -312,3 +313,33 @@ def test_a_collective_does_not_touch_version_counters():
         before = x._version
         dist.all_reduce(x)
         assert x._version == before
+
+
+def test_a_call_is_checked_once_and_each_other_call_by_itself(monkeypatch):
+    seen, check = [], collectives.check_rank_arguments
+    monkeypatch.setattr(collectives, "check_rank_arguments", lambda *args: seen.append(args[0]) or check(*args))
+    monkeypatch.setattr(collectives, "_checked", {})
+    plain, gaps = torch.ones(4, 6), torch.ones(4, 12)[:, ::2]
+    with LocalTensorMode(3):
+        wide, group = torch.ones(4, 6), dist.new_group([0, 1, 2])
+        for _ in range(3):
+            dist.all_reduce(torch.ones(4, 6))
+        assert seen == ["all_reduce"]
+        dist.all_reduce(torch.ones(4, 6), group=group)
+        dist.broadcast(wide, 2)
+        dist.all_reduce(plain)
+        for refused, call in {
+            ".contiguous": lambda: dist.all_reduce(gaps),
+            "uint16": lambda: dist.all_reduce(torch.ones(4, 6, dtype=torch.uint16)),
+            "band": lambda: dist.all_reduce(torch.ones(4, 6), op=dist.ReduceOp.BAND),
+            "contiguous": lambda: dist.all_reduce(torch.ones(4, 12)[:, ::2]),
+            "root": lambda: dist.broadcast(wide, 3),
+        }.items():
+            for _ in range(2):  # what was refused is refused again
+                with pytest.raises((errors.LocalTensorError, ValueError), match=refused):
+                    call()
+        rows = rank_map(lambda rank: torch.ones(4, 6, dtype=torch.float32) * rank)
+        dist.all_reduce(rows)
+        before = len(seen)
+        dist.all_reduce(rows * rank_map(torch.tensor))
+        assert len(seen) == before

@@ -5,8 +5,11 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
+from torch._higher_order_ops.scan import scan
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention.flex_attention import flex_attention
 
-from localtensor.errors import NotInLockstep, OutsideWrite
+from localtensor.errors import NotInLockstep, OutsideWrite, RanksDiverge
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 
 RANKS = 3
@@ -99,3 +102,58 @@ def test_lists_of_tensors_are_done_in_groups_and_what_is_shared_stays_shared():
     assert [second.on(rank).tolist() for rank in range(RANKS)] == [[1, 1], [2, 2], [3, 3]]
     torch._foreach_mul_([shared, own], 3)
     assert shared._partition.rows == 1 and own.on(2).tolist() == [6, 6]
+
+
+def chosen(x):
+    return torch.cond(x.sum() > -1, lambda y: y + torch.ones(2), lambda y: y - 1, (x,))
+
+
+def looped(x):
+    step = (torch.tensor(0), x)
+    return torch.ops.higher_order.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), step, ())[1]
+
+
+def scanned(x):
+    return scan(lambda total, row: (total + row, total * row), torch.zeros(2), x)[1]
+
+
+def mapped(x):
+    return torch._higher_order_ops.map(lambda row, factor: row * factor, x, torch.tensor(2.0))
+
+
+def attended(x):
+    query = x.view(1, 1, 3, 2)
+    return flex_attention(query, query, query)
+
+
+OPERATORS = [chosen, looped, scanned, mapped, attended]
+
+
+def rows():
+    return rank_map(lambda rank: torch.arange(6.0).view(3, 2) + rank)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("function", OPERATORS)
+def test_an_operator_that_takes_functions_gives_what_it_gives_on_each_rank(function, traced):
+    run = make_fx(function)(rows()) if traced else function
+    found = run(rows() + 1)
+    for rank in range(RANKS):
+        torch.testing.assert_close(found.on(rank), function(torch.arange(6.0).view(3, 2) + rank + 1))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_gradients_go_through_the_function_that_is_chosen():
+    x = rows().requires_grad_()
+    torch.cond(x.sum() > -1, lambda y: y * y, lambda y: y - 1, (x,)).sum().backward()
+    assert [x.grad.on(rank).tolist() for rank in range(RANKS)] == [
+        (2 * (torch.arange(6.0).view(3, 2) + rank)).tolist() for rank in range(RANKS)
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_a_choice_on_which_ranks_differ_is_refused_by_name():
+    with pytest.raises(Exception, match="all ranks share one control flow") as caught:
+        torch.cond(dist.get_rank() * torch.ones(1).sum() > 1, lambda y: y + 1, lambda y: y - 1, (rows(),))
+    assert isinstance(caught.value.__cause__ or caught.value, RanksDiverge)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,10 +19,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import flex_attention as flex
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from localtensor.errors import NotTraceable
+from localtensor.lockstep.collectives_api import all_reduce
 from localtensor.lockstep.comms.collectives import stacked_value
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.lockstep.patches import kernels
@@ -307,6 +310,134 @@ def test_shards_of_sizes_of_their_own_run_op_by_op(mode):
         torch.compile(cut_and_scaled, backend="eager", fullgraph=True)(same, mesh)
 
 
+def test_a_function_of_torch_is_compiled_as_a_whole_or_runs_op_by_op(mode):
+    """Its parts ask whether they are compiled, and return other values then."""
+    mesh, learnt = init_device_mesh("cpu", (RANKS,)), []
+    for compiled in (False, True):
+        weight = nn.Parameter(distribute_tensor(torch.arange(5.0).view(5, 1), mesh, [Shard(0)]))  # of uneven shards
+        optimizer = torch.optim.AdamW([weight], 0.1, foreach=True)
+
+        def step(weight=weight, optimizer=optimizer):
+            (weight * weight).sum().backward()
+            optimizer.step()
+
+        (torch.compile(step, backend="eager") if compiled else step)()
+        learnt.append(weight.full_tensor().reconcile())
+    assert torch.equal(*learnt)
+
+
+def summed_by_us(x):
+    y = x * 2
+    return all_reduce(y, "sum") + y * rank_map(torch.tensor)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_call_of_ours_breaks_the_graph_around_itself(mode, backend):
+    counter = CompileCounterWithBackend(backend)
+    assert close(torch.compile(summed_by_us, backend=counter)(rows()), summed_by_us(rows()))
+    assert counter.frame_count == 2  # before and behind; what our functions call of others is not compiled
+
+
+@pytest.mark.parametrize(
+    ("function", "name"), [(summed_by_us, "all_reduce"), (lambda x: x + rank_map(torch.tensor), "rank_map")]
+)
+def test_a_call_of_ours_is_refused_by_name_in_a_full_graph(mode, function, name):
+    with pytest.raises(Exception, match=rf"it cannot hold a call of localtensor\.{name}\.\n.*this call runs op by op"):
+        torch.compile(function, backend="eager", fullgraph=True)(rows())
+
+
+def looked_up(words, weight):
+    """Rows of a weight that is cut by rows."""
+    return nn.functional.embedding(words, weight).redistribute(placements=[Replicate()]).to_local() * 2
+
+
+def words_and_rows(mode):
+    mesh = init_device_mesh("cpu", (RANKS,))
+    weight = distribute_tensor(torch.arange(24.0).view(8, 3), mesh, [Shard(0)]).requires_grad_()
+    return distribute_tensor(torch.tensor([[1, 5], [7, 0]]), mesh, [Replicate()]), weight
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_of_a_weight_that_is_cut_by_rows_are_looked_up_in_one_graph(mode, backend):
+    counter, grads, found = CompileCounterWithBackend(backend), [], []
+    for run in (looked_up, torch.compile(looked_up, backend=counter, fullgraph=True)):
+        words, weight = words_and_rows(mode)
+        found.append(run(words, weight))
+        found[-1].square().sum().backward()
+        grads.append(weight.grad.to_local())
+    assert counter.frame_count == 1 and close(found[1], found[0]) and close(grads[1], grads[0])
+
+
+def test_rows_that_were_looked_up_before_are_reduced_op_by_op(mode):
+    def reduced(rows):
+        return rows.redistribute(placements=[Replicate()]).to_local() * 2
+
+    words, weight = words_and_rows(mode)
+    found = torch.compile(reduced, backend="aot_eager")(nn.functional.embedding(words, weight))
+    assert close(found, looked_up(words, weight))
+
+
+@pytest.mark.slow
+def test_a_kernel_of_gradients_gets_an_input_with_its_strides(mode):
+    def products(x, weight):
+        return (x * 2) @ weight
+
+    grads = []
+    for run in (products, torch.compile(products, backend="inductor")):
+        weight = torch.ones(4, 3, requires_grad=True)
+        whole = rank_map(lambda rank: torch.arange(10.0).view(2, 5) + rank)
+        run(whole[:, :-1], weight).square().sum().backward()
+        grads.append(weight.grad)
+    assert close(grads[1], grads[0])
+
+
+def test_outputs_of_kernels_have_the_strides_that_they_were_compiled_with(mode):
+    graph = make_fx(lambda x: x * 2)(torch.ones(2))
+    with mode.disable():
+        apart = torch.arange(10.0).view(2, 5)
+    kernel = kernels.LockstepKernel(
+        mode,
+        graph,
+        lambda inputs: [
+            inputs[0],
+            inputs[0].expand(3, 2),
+            apart[:, :4] + 0 * inputs[0][0],
+            (apart + inputs[0][0])[:, :4],
+        ],
+    )
+    x = rank_map(lambda rank: torch.tensor([rank, 1.0]))
+    itself, spread, dense, gaps = kernel([x])
+    assert itself is x and [one.stride() for one in (spread, dense, gaps)] == [(0, 1), (4, 1), (5, 1)]
+    assert on_all(spread)[2] == [[2, 1]] * 3 and on_all(gaps)[1] == [[1, 2, 3, 4], [6, 7, 8, 9]]
+
+
+def test_what_a_kernel_makes_of_tensors_from_outside_is_made_inside(mode):
+    graph = make_fx(lambda x: x * 2)(torch.ones(2))
+    with mode.disable():
+        outside = torch.ones(2)
+    itself, made, number = kernels.LockstepKernel(mode, graph, lambda inputs: [inputs[0], inputs[0] * 3, 7])([outside])
+    made += dist.get_rank()
+    assert itself is outside and on_all(made) == [[3 + rank] * 2 for rank in range(RANKS)] and number == 7
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_flex_attention_and_constants_are_kernels_of_inductor(mode, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        kernels, "_is_pure", lambda graph, known=kernels._is_pure: made.append(known(graph)) or made[-1]
+    )
+    mask = flex.create_block_mask(lambda b, h, i, j: i >= j, None, None, 32, 32, device="cpu")
+    query = rank_map(lambda rank: torch.randn(1, 2, 32, 8, generator=torch.Generator().manual_seed(rank)))
+    compiled = torch.compile(flex.flex_attention, backend="inductor")
+    assert close(
+        compiled(query, query, query, block_mask=mask), flex.flex_attention(query, query, query, block_mask=mask)
+    )
+    assert made and all(made)
+    torch.compile(constants, backend="inductor")(rows())
+    assert made[-1]
+
+
 VIEWS = {
     "a part": lambda x: x.view(-1)[1:],
     "columns": lambda x: x[:, ::2],
@@ -392,13 +523,13 @@ SHAPED = {
 }
 
 
-def frames(function, placement, dynamic, marked, rules=nullcontext):
-    """How many graphs sizes 4, 8, 12, 16 take, and what they give; or the kind of error."""
+def frames(function, placement, dynamic, marked, rules=nullcontext, first=4):
+    """How many graphs four sizes take, 4, 8, 12, 16 by default, and that their results are right; or the kind of error."""
     torch.compiler.reset()
     counter, mesh = CompileCounterWithBackend("eager"), init_device_mesh("cpu", (RANKS,))
     compiled = torch.compile(function, backend=counter, dynamic=dynamic)
     with rules():
-        for size in (4, 8, 12, 16):
+        for size in range(first, first + 16, 4):
             x = distribute_tensor(torch.arange(size * 4.0).view(size, 4), mesh, [placement])
             weight = distribute_tensor(torch.ones(4, 2), mesh, [Replicate()])
             if marked:
@@ -416,18 +547,15 @@ def frames(function, placement, dynamic, marked, rules=nullcontext):
 @pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1)], ids=str)
 @pytest.mark.parametrize("function", [pytest.param(f, marks=() if f == "sizes" else pytest.mark.slow) for f in SHAPED])
 def test_sizes_take_as_many_graphs_as_on_one_rank(function, placement, dynamic, marked):
+    cut = (function, placement) == ("a scan", Shard(1))  # our rule cuts 4 rows to 1, a size of its own to torch
+    sizes = partial(frames, SHAPED[function], placement, dynamic, marked, first=8 if cut else 4)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     try:
-        alone = frames(SHAPED[function], placement, dynamic, marked)
+        alone = sizes()
     finally:
         dist.destroy_process_group()
     with LocalTensorMode(RANKS):
-        assert frames(SHAPED[function], placement, dynamic, marked) == alone
-        if (function, placement) != (
-            "a scan",
-            Shard(1),
-        ):  # our rule cuts 4 rows to 1, which is a size of its own to torch
-            assert frames(SHAPED[function], placement, dynamic, marked, overlay_dtensor) == alone
+        assert sizes() == alone and sizes(rules=overlay_dtensor) == alone
 
 
 def constants(x):

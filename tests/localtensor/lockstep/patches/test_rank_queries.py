@@ -104,6 +104,18 @@ class TrackerOnTheCpu(_random.OffsetBasedRNGTracker):
         torch.set_rng_state(state)
 
 
+def test_the_seed_of_each_rank_is_the_one_that_it_was_given():
+    with LocalTensorMode(3):
+        torch.manual_seed(7)
+        assert torch.initial_seed() == 7
+        torch.manual_seed(dist.get_rank() + 5)
+        torch.rand(3)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            assert torch.random.initial_seed() == 1
+        assert repr(torch.initial_seed()) == repr(rank_int([5, 6, 7]))
+
+
 def test_the_tracker_of_random_offsets_gives_all_ranks_the_state_of_rank_0(monkeypatch):
     monkeypatch.setattr(_random, "_resolve_device", lambda device_mesh: torch.device("meta"))
     monkeypatch.setattr(_random, "_get_device_handle", lambda kind: SimpleNamespace(is_available=lambda: True))

@@ -153,7 +153,7 @@ def with_data_replaced(x):
 REFUSED = [
     (lambda x: x * dist.get_rank(), r"RankInts\(0, 1, 2, 3\) at .*test_tracing\.py:\d+ in .*this one differs between"),
     (lambda x: (x + 1, dist.get_rank()), r"RankInts\(0, 1, 2, 3\)"),
-    (on_one_rank, BESIDE),
+    (on_one_rank, r"RankBools\(True, False, False, False\) at .*: a graph has one control flow for all ranks"),
     (lambda x: lt.all_reduce(x, "sum") + 1, BESIDE),
     (lambda x: lt.all_reduce(x, "sum"), BESIDE),
     (lambda x: x + rank_map(torch.tensor), "rank_map or tensor_map at .* its tensors would be constants"),

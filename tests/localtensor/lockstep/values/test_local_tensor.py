@@ -204,8 +204,9 @@ def test_an_int_of_each_rank_is_an_index():
     x[rank, 1:3] = -1
     x[rank] *= 2
     assert on_all(x)[1] == [[0, 1, 2, 3], [8, -2, -2, 14], [8, 9, 10, 11], [12, 13, 14, 15]]
-    with pytest.raises(NotInLockstep, match="beside a LocalTensor"):
-        x[rank, torch.tensor([0, 1])]
+    assert on_all(x[rank, torch.tensor([0, 3])])[1:3] == [[8, 14], [16, 22]]
+    with pytest.raises(NotInLockstep, match="True in an index beside ints of each rank"):
+        x[rank, True]
 
 
 def test_comparison_of_whole_tensors(x):

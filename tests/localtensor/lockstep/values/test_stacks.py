@@ -23,6 +23,8 @@ from localtensor.lockstep.values.stacks import (
     merge_alike,
     stack,
     stack_nested,
+    stack_with_gaps,
+    write_by_rank,
 )
 
 SHAPES = st.lists(st.integers(0, 3), max_size=4).map(tuple)
@@ -205,24 +207,52 @@ def test_picked_is_what_indexing_gives_and_a_view(index):
     assert torch.equal(got, want) and got.stride() == want.stride() and got.data_ptr() == want.data_ptr()
 
 
+TENSORS = st.sampled_from([torch.tensor([1, 0]), torch.tensor(1), [0, 1, 1], np.array([1]), torch.ones(2, 2).bool()])
+
+
+@given(index=indices(), given=TENSORS, place=st.integers(0, 3))
+def test_picked_beside_a_tensor_is_what_indexing_gives(index, given, place):
+    x = torch.arange(16).view(2, 2, 2, 2)
+    mixed = (*index[:place], given, *index[place:])
+    try:
+        want = x[mixed]
+    except IndexError:
+        return  # too many parts, or one beyond a size of 2
+    assert torch.equal(index_by_rank(x, mixed), want)
+    mine, right = x.clone(), x.clone()
+    write_by_rank(mine, mixed, 7)
+    right[mixed] = 7
+    assert torch.equal(mine, right)
+
+
+def test_a_stack_with_gaps_has_the_strides_of_its_rows():
+    rows = [torch.arange(10.0).add(start).view(2, 5)[:, 1:] for start in (0, 1, 2)]
+    made = stack_with_gaps(rows)
+    assert made.shape == (3, 2, 4) and made[1].stride() == rows[1].stride() == (5, 1)
+    assert all(torch.equal(mine, row) for mine, row in zip(made, rows, strict=True))
+    spread = stack_with_gaps([torch.tensor([1.0, 2.0]).expand(3, 2), torch.tensor([3.0, 4.0]).expand(3, 2)])
+    assert spread[1].stride() == (0, 1) and spread[1].tolist() == [[3, 4]] * 3
+    assert stack_with_gaps([torch.ones(2, 3), torch.ones(2, 3)]).is_contiguous()
+
+
 def test_differs_sees_an_int_of_each_rank():
     rank = rank_int([0, 1])
-    assert has_sym_ints(rank) and has_sym_ints((1, rank)) and has_sym_ints((..., rank))
+    assert has_sym_ints(rank) and has_sym_ints((1, rank)) and has_sym_ints((..., rank)) and has_sym_ints([0, rank])
     assert not any(has_sym_ints(index) for index in (1, (1, 2), slice(rank), None, [1], torch.tensor(1)))
 
 
-@pytest.mark.parametrize("other", [torch.tensor([0]), [0], True])
-def test_what_is_no_plain_index_is_refused_beside_an_int_of_each_rank(other):
-    with pytest.raises(NotInLockstep, match=f"beside a {type(other).__name__}"):
-        index_by_rank(torch.ones(2, 2), (..., other, rank_int([0, 1])))
+def test_a_bool_is_refused_beside_an_int_of_each_rank():
+    with pytest.raises(NotInLockstep, match=r"x\[...\]: True in an index beside ints of each rank: a bool adds a dim"):
+        index_by_rank(torch.ones(2, 2), (..., True, rank_int([0, 1])))
+
+
+def own(x):
+    return x.detach() if isinstance(x, torch.Tensor) else None
 
 
 def test_stacked_takes_numbers_and_tensors_in_any_nest():
     one = torch.tensor(1, requires_grad=False)
-    assert stack_nested([[one, 2], (3, 4.5)], torch.Tensor, torch.tensor).tolist() == [[1, 2], [3, 4.5]]
-    assert (
-        stack_nested([1, [2]], torch.Tensor, torch.tensor) is None
-        and stack_nested("no", torch.Tensor, torch.tensor) is None
-    )
+    assert stack_nested([[one, 2], (3, 4.5)], own, torch.tensor).tolist() == [[1, 2], [3, 4.5]]
+    assert stack_nested([1, [2]], own, torch.tensor) is None and stack_nested("no", own, torch.tensor) is None
     weight = torch.ones(2, requires_grad=True)
-    assert stack_nested(weight, torch.Tensor, torch.tensor).requires_grad is False
+    assert stack_nested(weight, own, torch.tensor).requires_grad is False
