@@ -149,13 +149,17 @@ def _refuse_rpc(original: Callable[..., object], *args: object, **kwargs: object
     raise NotServed("torch.distributed.rpc.init_rpc", "torch has one RPC agent per process")
 
 
+_OF_TORCH = ("gloo", "nccl", "ucc", "mpi", "xccl")  # since 2.15 torch registers these as it does a program's
+
+
 def _group_name_of_backend(original: Callable[..., str], group: torch.distributed.ProcessGroup) -> str:
     """The name of the requested backend, in Python.  In C++ it stays "custom": DistributedDataParallel casts a group called "gloo"."""
     world = rank_world.world_now()
     if world is None or group not in world.groups:
         return original(group)
     shown = world.pg_map[group][0] if group in world.pg_map else "gloo"
-    return "custom" if str(shown).upper() in c10d.Backend._plugins and shown != THREADED else shown
+    custom = str(shown).upper() in c10d.Backend._plugins and shown not in (THREADED, *_OF_TORCH)
+    return "custom" if custom else shown
 
 
 def _without_wrapper_group(
