@@ -150,11 +150,11 @@ def test_a_group_is_known_by_the_names_of_gloo(program):
     assert lt.run(program, ranks=2).values == lt.run(program, ranks=2, on="gloo").values
 
 
-@pytest.mark.filterwarnings("ignore:.*_set_pg_timeout:FutureWarning")  # of torch 2.15
 def test_the_time_limit_of_a_backend_is_that_of_its_group():
     def program():
         assert dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=1800)
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=7), dist.group.WORLD)
+        set_limit = getattr(dist.distributed_c10d, "set_timeout", dist.distributed_c10d._set_pg_timeout)  # new in 2.15
+        set_limit(timedelta(seconds=7), dist.group.WORLD)
         assert dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=7)
         with pytest.raises(CollectiveTimeout, match="7000 ms"):
             dist.recv(torch.ones(1), 1 - dist.get_rank())
