@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -135,6 +136,14 @@ def _sequence_number(original: Callable[..., int], group: torch.distributed.Proc
     return world.groups[group].calls_made.get(world.rank, 0)
 
 
+def _set_timeout(original: Callable[..., None], group: torch.distributed.ProcessGroup, timeout: timedelta) -> None:
+    world = rank_world.world_now()
+    if world is None or group not in world.groups:
+        original(group, timeout)
+    else:
+        rank_world.set_time_limit(world, world.groups[group], timeout)
+
+
 def _start_coalescing(original: Callable[..., None], group: torch.distributed.ProcessGroup, device: object) -> None:
     """`_coalescing_manager(device=...)`, which only NCCL has."""
     world = rank_world.world_now()
@@ -242,6 +251,8 @@ def patched_torch_distributed() -> Iterator[None]:
         stack.enter_context(wrapped(torch.distributed.ProcessGroup, "_get_backend", _backend_of_device))
         stack.enter_context(wrapped(torch.distributed.ProcessGroup, "_get_sequence_number_for_group", _sequence_number))
         stack.enter_context(wrapped(torch.distributed.ProcessGroup, "_start_coalescing", _start_coalescing))
+        if hasattr(torch.distributed.ProcessGroup, "set_timeout"):  # since 2.15
+            stack.enter_context(wrapped(torch.distributed.ProcessGroup, "set_timeout", _set_timeout))
         stack.enter_context(direct_groups())
         if hasattr(c10d, "_maybe_attach_flight_recorder"):  # since 2.15: one per process, it warns of further ranks
             stack.enter_context(replaced(c10d, "_maybe_attach_flight_recorder", lambda *args, **kwargs: None))
