@@ -169,6 +169,12 @@ class _Forms:
     def text(self, event: Event, start: int) -> str:
         """The text of an event that begins so many nanoseconds after the recording."""
         kind, part = event.kind, event.part
+        if kind == OP and event._facts is None:  # most of the events
+            op = (event.name, event.rank, id(event.place), event.module, id(event.takes), id(event.gives))
+            form = self._forms.get(op)
+            if form is None:
+                form = self._forms[op] = self._form(event)
+            return form % (start / 1000, max(event.end - event.start, 1) / 1000)
         key: tuple[Any, ...] = (
             kind, event.name, event.rank, id(event.place), event.module, event.bytes, id(event.takes), id(event.gives)
         )  # fmt: skip
@@ -183,8 +189,6 @@ class _Forms:
         form = self._forms.get(key)
         if form is None:
             form = self._forms[key] = self._form(event)
-        if kind == OP:  # most of the events
-            return form % (start / 1000, max(event.end - event.start, 1) / 1000)
         if kind in (RANDOM, ERROR):
             return form % (start / 1000)
         return form % (start / 1000, max(event.end - event.start, 1) / 1000, *number)

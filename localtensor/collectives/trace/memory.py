@@ -46,12 +46,12 @@ class Memory:
         self.now = 0
         self.by_kind = dict.fromkeys(KINDS, 0)
         self.by_module: dict[str, int] = defaultdict(int)
-        self._held: dict[int, tuple[int, str, str]] = {}  # size, kind, module
+        self.held: dict[int, tuple[int, str, str, Any]] = {}  # size, kind, module, and what tells its end
         self._peak = Peak()
         self._at_peak = False  # since then nothing was dropped: `_peak` has its bytes and module only
 
     def __contains__(self, key: int) -> bool:
-        return key in self._held
+        return key in self.held
 
     @property
     def peak(self) -> Peak:
@@ -60,13 +60,16 @@ class Memory:
             self._peak.by_kind, self._peak.by_module = dict(self.by_kind), dict(self.by_module)
         return self._peak
 
-    def hold(self, key: int, size: int, kind: str, module: str) -> None:
-        """The rank holds these bytes from now on; a key that it holds already gets this size, and keeps its kind."""
-        held = self._held
+    def hold(self, key: int, size: int, kind: str, module: str, alive: Any = None) -> None:
+        """The rank holds these bytes from now on; a key that it holds already gets this size, and keeps its kind.
+
+        `alive` is kept as long: a weak reference, say, whose callback drops the key.
+        """
+        held = self.held
         if key in held:
-            _, kind, module = held[key]
+            _, kind, module, alive = held[key]
             self.drop(key)
-        held[key] = (size, kind, module)
+        held[key] = (size, kind, module, alive)
         now = self.now = self.now + size
         self.by_kind[kind] += size
         self.by_module[module] += size
@@ -76,9 +79,9 @@ class Memory:
 
     def drop(self, key: int) -> None:
         """The rank holds these bytes no longer."""
-        held = self._held.pop(key, None)
+        held = self.held.pop(key, None)
         if held is not None:
-            size, kind, module = held
+            size, kind, module, _ = held
             if self._at_peak and size:
                 self._peak, self._at_peak = self.peak, False
             self.now -= size
@@ -87,12 +90,12 @@ class Memory:
 
     def relabel(self, key: int, kind: str) -> None:
         """From now on the bytes are of this kind, unless they are of one that a tensor keeps."""
-        held = self._held.get(key)
+        held = self.held.get(key)
         if held is None or held[1] == kind or _STRONG.get(held[1], 0) > _STRONG.get(kind, 0):
             return
-        size, before, module = held
+        size, before, module, alive = held
         self._add(-size, before, module)
-        self._held[key] = (size, kind, module)
+        self.held[key] = (size, kind, module, alive)
         self._add(size, kind, module)
 
     def _add(self, size: int, kind: str, module: str) -> None:

@@ -149,8 +149,7 @@ class OpWatch(TorchDispatchMode):
         if len(_handlers) != _handlers_known[0]:  # some were added since the last run
             _known.clear()
             _handlers_known[0] = len(_handlers)
-        self._storages: dict[int, _Alive] = {}  # those that are alive
-        self._forget, self._drop = self._freed, lane.memory.drop
+        self._held, self._forget, self._drop = lane.memory.held, self._freed, lane.memory.drop
         self._passes_on = False  # the op of a DTensor that comes next is the one that was just seen
         self.moved: dict[
             int, Tensor
@@ -310,21 +309,18 @@ class OpWatch(TorchDispatchMode):
         if local is None or local.layout is not _STRIDED:
             return
         storage = local.untyped_storage()
-        key, storages = storage._cdata, self._storages
-        if key not in storages:
-            lane = self._lane
-            lane.memory.hold(key, storage.nbytes(), lane.makes, lane.module)
-            alive = storages[key] = _Alive(storage, self._forget)
+        key = storage._cdata
+        if key not in self._held:
+            lane, alive = self._lane, _Alive(storage, self._forget)
             alive.key = key
+            lane.memory.hold(key, storage.nbytes(), lane.makes, lane.module, alive)
 
     def _freed(self, alive: Any) -> None:
-        key = alive.key
-        self._storages.pop(key, None)
-        self._drop(key)
+        self._drop(alive.key)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage has another size now, as FSDP gives its unsharded parameters."""
-        if storage._cdata in self._storages:
+        if storage._cdata in self._held:
             self._lane.memory.hold(storage._cdata, storage.nbytes(), OTHER, self._lane.module)
 
     def label(self, x: Tensor, kind: str) -> None:

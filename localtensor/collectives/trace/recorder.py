@@ -169,12 +169,12 @@ class Recorder(RunObserver):
 
     def _implicit(self, original: Callable[..., Any], local: Tensor, source: Any, target: Any, **named: Any) -> Any:
         lane, ops = self._watched.lane, self._watched.ops
-        if lane is None or not _moves(source, target):
+        if lane is None or (change := _change(source, target)) is None:
             return original(local, source, target, **named)
         op = lane.inside(events.OP)
-        reason = "DTensor's own code" if op is None else f"{op.name} takes {placements_text(target.placements)}"
+        reason = "DTensor's own code" if op is None else f"{op.name} takes {change[1]}"
         place = place_of_frame(sys._getframe(2)) if op is None else op.place
-        with _redistribution(lane, events.IMPLICIT, reason, place, local, source, target), ops or nullcontext():
+        with _redistribution(lane, events.IMPLICIT, reason, place, local, source, change), ops or nullcontext():
             done = original(local, source, target, **named)
         if ops is not None:
             ops.moved[id(local)] = done
@@ -182,20 +182,20 @@ class Recorder(RunObserver):
 
     def _of_gradient(self, original: Callable[..., Any], local: Tensor, source: Any, target: Any, **named: Any) -> Any:
         lane, ops = self._watched.lane, self._watched.ops
-        if lane is None or not _moves(source, target):
+        if lane is None or (change := _change(source, target)) is None:
             return original(local, source, target, **named)
-        reason = f"DTensor.from_local takes its gradient as {placements_text(target.placements)}"
+        reason = f"DTensor.from_local takes its gradient as {change[1]}"
         place = place_of_frame(sys._getframe(2))
-        with _redistribution(lane, events.IMPLICIT, reason, place, local, source, target), ops or nullcontext():
+        with _redistribution(lane, events.IMPLICIT, reason, place, local, source, change), ops or nullcontext():
             return original(local, source, target, **named)
 
     def _written(self, original: Callable[..., Any], local: Tensor, source: Any, target: Any, **named: Any) -> Any:
         lane = self._watched.lane
-        if lane is None or not _moves(source, target):
+        if lane is None or (change := _change(source, target)) is None:
             return original(local, source, target, **named)
         reason = "written" if named.get("is_explicit", True) else "the backward of a written one"
         place = place_of_frame(sys._getframe(2))
-        with _redistribution(lane, events.WRITTEN, reason, place, local, source, target):
+        with _redistribution(lane, events.WRITTEN, reason, place, local, source, change):
             return original(local, source, target, **named)
 
     def _backward(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
@@ -239,20 +239,23 @@ class Recorder(RunObserver):
             gc.callbacks.remove(collecting)
 
 
-def _moves(source: Any, target: Any) -> bool:
-    """Whether a redistribution changes the placements.  Most that do not have the same text, and torch's == of two kinds is slow."""
-    before, after = source.placements, target.placements
-    return placements_text(before) != placements_text(after) or bool(before != after)
+def _change(source: Any, target: Any) -> tuple[str, str] | None:
+    """The placements before and after a redistribution; None if it does not change them.
+
+    Most that do not have the same text, and torch's == of two kinds is slow.
+    """
+    before, after = placements_text(source.placements), placements_text(target.placements)
+    return (before, after) if before != after or source.placements != target.placements else None
 
 
 def _redistribution(
-    lane: Lane, kind: str, reason: str, place: Place | None, local: Tensor, source: Any, target: Any
+    lane: Lane, kind: str, reason: str, place: Place | None, local: Tensor, source: Any, change: tuple[str, str]
 ) -> Span:
-    """The span of a redistribution between two specs."""
+    """The span of a redistribution of a spec by this change."""
+    moved = f"{change[0]} -> {change[1]}"
     axes = _axes_text(source.mesh.mesh_dim_names, tuple(source.mesh.shape))
-    change = f"{placements_text(source.placements)} -> {placements_text(target.placements)}"
-    spec = f"{shape_text(source.shape, local.dtype)} @ {axes}: {change}"
-    return lane.span(kind, change, place, reason=reason, spec=spec)
+    spec = f"{shape_text(source.shape, local.dtype)} @ {axes}: {moved}"
+    return lane.span(kind, moved, place, reason=reason, spec=spec)
 
 
 @lru_cache(1 << 8)
