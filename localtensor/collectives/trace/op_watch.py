@@ -115,14 +115,14 @@ _CONSTANTS = frozenset({bool, int, float, type(None)})
 
 
 def _key_of(func: Op, args: Any) -> tuple[Any, ...] | None:
-    """The op with the specs and constants that it takes; None if it takes anything else.  Equal keys may differ in the type of a constant."""
-    key = [id(func)]
+    """The op with the specs and constants that it takes; None if it takes anything else."""
+    key: list[Any] = [id(func)]
     for x in args:
         kind = type(x)
         if kind is DTensor:
             key.append(id(x._spec))
         elif kind in _CONSTANTS:
-            key.append(x)
+            key += (kind, x)  # 2 == 2.0
         else:
             return None
     return tuple(key)
