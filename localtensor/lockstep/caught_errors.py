@@ -41,14 +41,13 @@ class CaughtErrors:
         """The program has ended, without an error, and perhaps `halfway` in a statement.  Raises `NotInLockstep`."""
         while self._noted:
             self._look(*self._noted.popleft())
-        first, self._first = self._first, ""
         if halfway:
             raise NotInLockstep(
                 "if",
                 "a debugger took over while its statements ran for some ranks, and what follows ran for these alone",
             )
-        if first:
-            raise NotInLockstep("except", first)
+        if self._first:
+            raise NotInLockstep("except", self._first)
 
     def _look(self, error: BaseException, what: str) -> None:
         """Keeps the first error that was caught in a user's frame, in words."""

@@ -178,8 +178,9 @@ class LocalTensorMode(TorchDispatchMode):
                 self._outer[0]._paused, self._outer = self._outer[1], None
             self.streams.close()
             left, self.in_flight = self.in_flight, []
+        caught, self.caught = self.caught, CaughtErrors()
         if kind is None:
-            self.caught.check(halfway)
+            caught.check(halfway)
             if left:
                 raise errors.WorkNotWaited([call for work in left for call in work.calls()])
 

@@ -57,6 +57,7 @@ PRIVATE = {
     "torch._C._distributed_c10d.FakeProcessGroup._create_internal": "a Backend that does nothing, under each group",
     "torch._C._distributed_c10d._set_thread_isolation_mode": "group names are looked up per thread",
     "torch._C._distributed_c10d._create_work_from_future": "a completed Work",
+    "torch.Tensor._reduce_ex_internal": "what pickles a plain tensor: a read that no mode sees, by buffer_watch",
     "torch.distributed.distributed_c10d._world": "which groups this rank has",
     "torch.distributed.distributed_c10d._World": "the class of that",
     "torch.distributed.distributed_c10d._new_process_group_helper": "every group is made here, and becomes a simulated one",

@@ -172,8 +172,17 @@ def test_an_error_that_ends_the_program_is_that_error():
         raised_and_not_caught()
 
 
+def fails_behind_it():
+    suppressed()
+    raise KeyError
+
+
 def test_a_mode_that_is_entered_again_has_forgotten():
     mode = lt.LocalTensorMode(4)
+    with pytest.raises(KeyError), mode:
+        fails_behind_it()
+    with mode:
+        assert dist.get_world_size() == 4
     with pytest.raises(NotInLockstep), mode:
         suppressed()
     with mode:

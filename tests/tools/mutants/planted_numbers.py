@@ -98,7 +98,7 @@ _FOLDING = (
     bug("localtensor/lockstep/values/rng_streams::Streams.close",
         "for generator, state in self._before:\n            generator.set_state(state)", "",
         "numbers drawn after a mode depend on what was drawn in it"),
-    bug("localtensor/lockstep/caught_errors::CaughtErrors.check", "if first:", "if halfway:",
+    bug("localtensor/lockstep/caught_errors::CaughtErrors.check", "if self._first:", "if halfway:",
         "a program that has caught a refusal passes", "tests/localtensor/lockstep/test_caught_errors.py"),
     bug("localtensor/lockstep/mode::LocalTensorMode.__exit__", "if kind is None:", "if self:",
         "WorkNotWaited hides the error that the program ended with", "tests/localtensor/lockstep/test_mode.py",
