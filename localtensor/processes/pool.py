@@ -35,6 +35,7 @@ from localtensor._util.call_sites import is_user_file, place_of_frame
 from localtensor._util.events import Died, Outcome, Place, Raised, Returned, Waiting
 from localtensor._util.pickling import dumps
 from localtensor.errors import LocalTensorError, NestedRun, NeverEnded, NotImportable, RankRaised, TooFewGpus
+from localtensor.processes.idleness import Idleness
 from localtensor.processes.job import FunctionNotFound, caller_state, run_job
 from localtensor.processes.worker import GROUP_TIMEOUT, Reply
 from localtensor.processes.worker_group import WorkerGroup, ranks_end_on_sigterm
@@ -79,12 +80,18 @@ class Pool:
         self._turn = threading.Lock()
 
     def call(
-        self, fn: Callable[..., object], args_per_rank: Sequence[Args], *, timeout: float | None = None
+        self,
+        fn: Callable[..., object],
+        args_per_rank: Sequence[Args],
+        *,
+        timeout: float | None = None,
+        idle: Idleness | None = None,
     ) -> list[Outcome]:
         """The outcome of `fn(*args)` on each rank, in rank order.  The call ends whatever the ranks do.
 
         Each process finds `fn` by name, so it must be at the top level of a module.  A rank that has not returned in
-        time is Waiting, and all processes are killed; the next call starts others.
+        time is Waiting, and all processes are killed; the next call starts others.  So it is as soon as
+        `idle` finds that none has worked for its time: they wait for each other, unless `fn` sleeps or waits for something else.
         """
         limit = self.timeout if timeout is None else _checked_seconds("Pool.call", "timeout", timeout)
         if len(args_per_rank) != self.ranks:
@@ -98,7 +105,7 @@ class Pool:
                 raise errors.PoolClosed("Pool.call", self.ranks)
             try:
                 group = self._ready_group()
-                replies = group.call(jobs, limit, self.grace, self.leave)
+                replies = group.call(jobs, limit, self.grace, self.leave, idle)
             except BaseException:  # why: Ctrl-C too must leave no process behind; it is raised again
                 self._dismiss()
                 raise

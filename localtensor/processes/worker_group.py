@@ -36,6 +36,7 @@ from types import FrameType
 from typing import Any
 
 from localtensor import errors
+from localtensor.processes.idleness import Idleness
 from localtensor.processes.worker import FENCE, Reply, WorkerSpec, serve
 
 START_LIMIT = 120.0  # seconds; the first import of torch from a cold disk is the slow case
@@ -128,11 +129,13 @@ class WorkerGroup:
         their_side.close()
         return _Worker(process, jobs, side, process.pid)
 
-    def call(self, jobs: Sequence[bytes], limit: float, grace: float, leave: float | None) -> list[Reply]:
+    def call(
+        self, jobs: Sequence[bytes], limit: float, grace: float, leave: float | None, idle: Idleness | None = None
+    ) -> list[Reply]:
         """Each rank's reply to its job; of kind "waiting", with its current line, for a rank that does not reply."""
         deadline = time.monotonic() + limit
         self.send(jobs, limit)
-        replies = self.gather(deadline, grace, leave)
+        replies = self.gather(deadline, grace, leave, idle)
         silent = self.whereabouts([rank for rank, reply in enumerate(replies) if reply is None])
         return [reply or Reply("waiting", silent[rank]) for rank, reply in enumerate(replies)]
 
@@ -154,20 +157,26 @@ class WorkerGroup:
             if alarm:
                 alarm.cancel()
 
-    def gather(self, deadline: float, grace: float, leave: float | None = None) -> list[Reply | None]:
-        """Each rank's reply; None for a rank that does not reply by `deadline`.
+    def gather(
+        self, deadline: float, grace: float, leave: float | None = None, idle: Idleness | None = None
+    ) -> list[Reply | None]:
+        """Each rank's reply; None for a rank that does not reply by `deadline`, or once `idle` is over.
 
-        `leave` seconds after the last reply the ranks that have returned are killed, so that ranks that wait for them
-        get an error from the backend.
+        `leave` seconds after the last reply the ranks that have returned are killed: their peers get the backend's error.
         """
         got: dict[int, Reply] = {}
+        if idle is not None:
+            idle.begin([member.pid for member in self.members])
         while len(got) < self.ranks and (left := deadline - time.monotonic()) > 0:
             waits_on = leave is not None and not self._left and any(reply.kind == "returned" for reply in got.values())
             awaited: dict[Any, int] = {}
             for rank, member in enumerate(self.members):
                 if rank not in got:
                     awaited[member.jobs] = awaited[member.process.sentinel] = rank
-            came = {awaited[ready] for ready in wait(list(awaited), min(left, leave or left) if waits_on else left)}
+            pause = min(left, leave or left) if waits_on else left if idle is None else min(left, idle.pause)
+            came = {awaited[ready] for ready in wait(list(awaited), pause)}
+            if not came and idle is not None and idle.over():
+                break
             if waits_on and not came:
                 self._left = True
                 for rank in [rank for rank, reply in got.items() if reply.kind == "returned"]:

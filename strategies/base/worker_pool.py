@@ -30,7 +30,7 @@ from typing import Any, Protocol
 import torch
 
 from localtensor._util import pickling
-from localtensor.processes import end_with_parent, sigint_blocked
+from localtensor.processes import end_with_parent, processor_time, sigint_blocked
 
 MOST_TASKS_PER_WORKER = 200
 """Tasks after which a worker is replaced: torch's caches grow with every new op and shape."""
@@ -295,16 +295,6 @@ def is_late(passed: float, worked: float, limit: float) -> bool:
     (True, True, False, True)
     """
     return passed > limit and (worked > limit or worked < IDLE * passed or passed > BUSY_MACHINE * limit)
-
-
-def processor_time(pid: int | None) -> float:
-    """Seconds of the processor that a process and its threads used; 0 where the system does not report them."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            user, system = file.read().rpartition(")")[2].split()[11:13]
-    except OSError:
-        return 0.0
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def private_memory(pid: int | None) -> int:

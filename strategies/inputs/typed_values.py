@@ -1,13 +1,10 @@
-"""Calls of an op drawn from its schema: each argument by its type and its name, or by Hypothesis as the source of choices.
+"""Calls of an op drawn from its schema: each argument by its type and its name.
 
 This is for overloads without samples from OpInfo or a sibling.  The draws depend on the overload, the dtype and the
 seed alone.  An op may crash on arguments that it should reject, so values are moderate, and the draws run in a worker.
 
 `schema_calls` tests combinations of a few shapes and a few values for each argument, and drops those that the op
 rejects.  A rules module can define better ones in a function `samples(op)` that yields (args, kwargs).
-
-`drawn` makes every choice from Hypothesis' coin flips alone.  Its strategies for integers, floats and texts also try constants
-from the source of loaded modules, so that the same seed would draw other values in another process, and store them on disk.
 """
 
 from __future__ import annotations
@@ -15,15 +12,11 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import warnings
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
-from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
-from hypothesis import given as hypothesis_given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from localtensor.layout import is_float8
@@ -216,8 +209,8 @@ SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
 """The first tensor's shape, and that of all others."""
 MOST_DRAWN = 48
 """Calls of one dtype."""
-SPARE = 2
-"""Examples drawn beyond the budget, since some are duplicates or None."""
+TRIES = 4
+"""Draws for each value that is wanted, at most, since some are duplicates or None."""
 T = TypeVar("T")
 V = TypeVar("V", bound=Hashable)
 
@@ -227,7 +220,7 @@ def schema_calls(op: torch._ops.OpOverload, dtypes: Iterable[torch.dtype], seed:
     rng = torch.Generator().manual_seed(seed)
     found: list[Sample] = []
     for dtype in dtypes:
-        accepted = (s for s in _hypothesis_draws(op, dtype, rng) if accepts(s))
+        accepted = (s for s in _draws(op, dtype, rng) if accepts(s))
         found += itertools.islice(accepted, MOST_DRAWN)
     return found
 
@@ -238,7 +231,7 @@ def user_samples(op: torch._ops.OpOverload, drawn: Iterable[tuple[tuple[Any, ...
     return [Sample(call, tuple(t.detach() for t in tensors), f"samples() #{n}") for (call, tensors), n in made]
 
 
-def _hypothesis_draws(op: torch._ops.OpOverload, dtype: torch.dtype, rng: torch.Generator) -> Iterator[Sample]:
+def _draws(op: torch._ops.OpOverload, dtype: torch.dtype, rng: torch.Generator) -> Iterator[Sample]:
     schema = [a for a in op._schema.arguments if not (a.kwarg_only and a.has_default_value())]
     for number, shapes in enumerate(SHAPES):
         for values in itertools.islice(itertools.product(*(_choices(a) for a in schema)), 16):
@@ -315,41 +308,21 @@ def accepts(sample: Sample) -> bool:
 class Picker(Protocol):
     """A function that returns one of the options, each with a positive probability."""
 
-    def __call__(self, options: Sequence[T]) -> T: ...
+    def __call__(self, options: Sequence[T], /) -> T: ...
 
 
 def drawn(make: Callable[[Picker], V | None], *, seed: int, budget: int) -> list[V]:
     """At most `budget` different values of `make`, without None, in the order of the draws.
 
-    `make` must not raise, and must depend on nothing but its picks: then the values are determined by the seed.
+    `make` must not raise, and must depend on nothing but its picks and the number of its calls: then the values are determined by
+    the seed.
     """
-    found = dict.fromkeys(_examples(make, seed, budget + SPARE)) if budget > 0 else {}
-    return list(itertools.islice((value for value in found if value is not None), budget))
-
-
-def _examples(make: Callable[[Picker], V | None], number: int, count: int) -> list[V | None]:
-    values: list[V | None] = []
-    flips = st.booleans()
-
-    @st.composite
-    def examples(draw: Callable[[st.SearchStrategy[bool]], bool]) -> V | None:
-        def pick(options: Sequence[T]) -> T:
-            bits = (len(options) - 1).bit_length()
-            place = sum(draw(flips) << bit for bit in range(bits))
-            return options[place * len(options) >> bits]
-
-        return make(pick)
-
-    @seed(number)
-    @settings(
-        database=None, phases=(Phase.generate,), max_examples=count, deadline=None, derandomize=False,
-        suppress_health_check=list(HealthCheck), verbosity=Verbosity.quiet,
-    )  # fmt: skip
-    @hypothesis_given(examples())
-    def collect(value: V | None) -> None:
-        values.append(value)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        collect()
-    return values
+    pick: Picker = random.Random(seed).choice
+    found: dict[V, None] = {}
+    for _ in range(TRIES * budget):
+        if len(found) == budget:
+            break
+        value = make(pick)
+        if value is not None:
+            found[value] = None
+    return list(found)

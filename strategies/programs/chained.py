@@ -39,8 +39,8 @@ from strategies.validation.finding import (
 )
 from strategies.validation.overload import KEPT_CANDIDATES, NO_TURN, Note, Recorder
 
-MAX_PROGRAMS, FURTHER_PROGRAMS = 12, 4
-"""The largest numbers of programs with a single step of one sample: for the first samples, and for further ones."""
+MAX_PROGRAMS, FURTHER_PROGRAMS, COSTLY_PROGRAMS = 12, 4, 2
+"""The largest numbers of programs with a single step of one sample: for the first samples, for further ones, and for costly ones."""
 WHOLE_SAMPLES, CHAINED_SAMPLES = 2, 3
 """How many samples of a class of dtypes have all steps, and how many of floats a chain."""
 _OF_PARTIAL = (
@@ -277,6 +277,8 @@ def _pairs(
 
 def _budgets(task: OverloadTask, number: int) -> tuple[int, int]:
     """The largest numbers of programs with single steps and of chains for a sample: more for the first of its dtypes."""
+    if mesh_validation.is_costly(task.samples[number]):
+        return COSTLY_PROGRAMS, 0
     kind = dtype_class(task.samples[number])
     before = sum(dtype_class(sample) == kind for sample in task.samples[:number])
     steps = MAX_PROGRAMS if before < WHOLE_SAMPLES else FURTHER_PROGRAMS

@@ -1,6 +1,6 @@
 """Programs on meshes of several axes, redistributions without an op, and the smallest wrong program.
 
-Hypothesis draws the layouts of a call's tensors, some of them in special forms:
+The layouts of a call's tensors are drawn, some of them in special forms, which take turns:
 
 | form      | layouts                                                                                           |
 |-----------|---------------------------------------------------------------------------------------------------|
@@ -102,27 +102,12 @@ def draw_programs(
         return []  # DTensor searches for a view of an empty tensor for ever (view_groups, torch 2.13)
     board = PlacementChoices.of(sample, claims, mesh)
     number = zlib.crc32(f"{seed} {sample.op} {sample.arguments()} {mesh}".encode())  # other layouts for other calls
-    hands = drawn(lambda pick: tuple(_program(board, form, pick) for form in FORMS), seed=number, budget=_hands(budget))
-    found = dict.fromkeys(one for one in _dealt(hands, number) if one is not None)
+    forms = itertools.cycle((*FORMS[number % len(FORMS) :], *FORMS[: number % len(FORMS)]))
+    found = drawn(lambda pick: _program(board, next(forms), pick), seed=number, budget=budget)
     return [
         Program(sample, mesh, layouts, seed=seed, draw=draw, flattened=flattened)
-        for draw, (layouts, flattened) in enumerate(itertools.islice(found, budget))
+        for draw, (layouts, flattened) in enumerate(found)
     ]
-
-
-def _dealt(hands: Sequence[tuple[T, ...]], number: int) -> Iterator[T]:
-    """The programs of all hands: in each round one of each form, each from another hand; `number` shifts the forms."""
-    for turn in range(len(hands)):
-        for form in range(len(FORMS)):
-            yield hands[(form + turn) % len(hands)][(form + number) % len(FORMS)]
-
-
-def _hands(budget: int) -> int:
-    """How many hands of one program of each form: half more than the budget, since some are equal or have no meaning.
-
-    At least three, since the first example of Hypothesis is the simplest one.
-    """
-    return max(3, -(-budget * 3 // (2 * len(FORMS)))) if budget > 0 else 0
 
 
 def _program(board: PlacementChoices, form: Form, pick: Picker) -> tuple[tuple[Layout, ...], bool] | None:
@@ -224,8 +209,6 @@ DTYPES = (torch.float64, torch.float64, torch.int64)
 COPY = "aten.clone.default"
 RedistributionDraw = tuple[tuple[int, ...], torch.dtype, Layout, Layout, bool]
 """Shape, dtype, source layout, target layout, and whether there is a flattened submesh."""
-DRAWS_PER_EXAMPLE = 5
-"""The number of redistributions in one example of Hypothesis, whose examples often differ little from the one before."""
 
 
 def copy_sample(x: Tensor) -> Sample:
@@ -235,12 +218,10 @@ def copy_sample(x: Tensor) -> Sample:
 
 def draw_redistributions(mesh: tuple[int, ...], *, seed: int, budget: int) -> list[Program]:
     """At most `budget` different programs on this mesh, the same for a seed in any process."""
-    count = -(-budget * 5 // 4 // DRAWS_PER_EXAMPLE)
-    hands = drawn(lambda pick: tuple(_move(mesh, pick) for _ in range(DRAWS_PER_EXAMPLE)), seed=seed, budget=count)
-    found = dict.fromkeys(one for hand in hands for one in hand if one is not None)
+    found = drawn(lambda pick: _move(mesh, pick), seed=seed, budget=budget)
     return [
         Program(copy_sample(_numbers(shape, dtype)), mesh, (source,), f"to ({shorts(target)})", seed, draw, flattened)
-        for draw, (shape, dtype, source, target, flattened) in enumerate(itertools.islice(found, budget))
+        for draw, (shape, dtype, source, target, flattened) in enumerate(found)
     ]
 
 

@@ -29,7 +29,7 @@ from strategies.programs.run.program_oracle import has_partial, oracle_of_progra
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.step_functions import RINGS
 from strategies.programs.run.verdict import Confirmation
-from strategies.torch_api.dtensor import special_dispatch_reason
+from strategies.torch_api.dtensor import registry_of, special_dispatch_reason
 from strategies.validation.claim_sources import claims
 from strategies.validation.finding import OverloadTask, TaskResult, keep_smallest
 from strategies.validation.overload import KEPT_CANDIDATES, Note, Recorder
@@ -47,6 +47,19 @@ SECONDS = 0.2
 """The time that one call on one mesh may take, approximately."""
 SECONDS_PER_PROGRAM, SECONDS_PER_COMBINATION = 0.02, 0.0002
 """Seconds for a program, and for each combination of one-axis lines that DTensor considers for it (torch 2.13)."""
+
+
+MANY_TRACES = 300
+"""Traces of a decomposition for one program, from which on an op gets one program in place of several (3 ms each)."""
+
+
+def is_costly(sample: Sample) -> bool:
+    """Whether DTensor finds the placements of this call by very many traces: one for each choice of all tensors' placements.
+
+    It traces a decomposition for each tensor whole and sharded along each dim, and partial where one is.
+    """
+    traces = math.prod(2 + x.ndim for x in sample.tensors)
+    return traces > MANY_TRACES and registry_of(overload(sample.op)) == "decomposition"
 
 
 def programs_in_time(claims: Mapping[int, Sequence[Claim]], mesh: tuple[int, ...], seconds: float = SECONDS) -> int:
@@ -69,7 +82,7 @@ def try_meshes(
     """
     programs: list[Program] = []
     for mesh in meshes:
-        most = programs_in_time(claims, mesh) if budget is None else budget
+        most = (1 if is_costly(sample) else programs_in_time(claims, mesh)) if budget is None else budget
         programs += draw_programs(sample, claims, mesh, seed=seed, budget=most)
     return list(zip(programs, run_simulated_programs(programs), strict=True))
 

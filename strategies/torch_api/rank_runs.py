@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import localtensor as lt
 from localtensor._util import Died, Outcome, Raised, Returned, Waiting, pickling
 from localtensor.errors import LocalTensorError, error_in_one_line
-from localtensor.processes import Pool, prepare
+from localtensor.processes import Idleness, Pool, prepare
 from strategies.base.time_limit import DoesNotReturn
 from strategies.torch_api.code_places import no_return_error, rule_limit
 from strategies.torch_api.mesh_and_caches import cached_propagation, clear_dtensor_caches
@@ -28,7 +28,10 @@ THREAD_TIMEOUT = 60.0
 PROCESS_TIMEOUT = 20.0
 RETRY_FACTOR = 3.0
 """The factor by which a second attempt may take longer, after ranks were waiting when the time was up: only a rank that
-waits on an idle machine, too, is a finding."""
+waits on an idle machine, too, is a finding.  One that has worked all the time had the machine to itself."""
+ALL_THE_TIME = 0.9
+IDLE_SECONDS = 4.0
+"""Seconds in which no rank of a real run uses the processor, after which they wait for each other."""
 BACKENDS_BY_NAME = {"nccl": "cpu:gloo,cuda:nccl"}
 """The backends for a backend's name: ranks report who raised by tensors on the CPU."""
 CALL_SECONDS = 12.0
@@ -177,10 +180,15 @@ class RankProcesses:
             backend = BACKENDS_BY_NAME.get(self.backend, self.backend)
             self._pool = Pool(len(parts), backend=backend, timeout=self.seconds)
         sent = [(pickling.dumps(part),) for part in parts]
-        outcomes = self._pool.call(play, sent)
+        watched = Idleness(IDLE_SECONDS)
+        outcomes = self._pool.call(play, sent, idle=watched)
         left = [outcome for outcome in outcomes if not isinstance(outcome, Returned)]
-        if left and all(isinstance(outcome, Waiting) for outcome in left):  # out of time, and no rank raised or died
-            outcomes = self._pool.call(play, sent, timeout=RETRY_FACTOR * self._pool.timeout)
+        silent = left and all(
+            isinstance(outcome, Waiting) for outcome in left
+        )  # out of time, and no rank raised or died
+        if silent and watched.worked() < ALL_THE_TIME * self._pool.timeout:
+            longer, idle = RETRY_FACTOR * self._pool.timeout, Idleness(RETRY_FACTOR * IDLE_SECONDS)
+            outcomes = self._pool.call(play, sent, timeout=longer, idle=idle)
         return outcomes
 
 

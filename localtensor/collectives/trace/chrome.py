@@ -74,8 +74,12 @@ def trace_events(recording: Recording) -> Iterator[str]:
     """The events of the real clock, each as JSON."""
     yield from names_of(REAL, "ranks: real time of the simulation", FIRST_THREAD, recording.lanes)
     began, forms = recording.began, _Forms()
-    for event in sorted(recording.events, key=lambda event: (event.start, -event.end)):
+    for event in sorted(recording.noted, key=lambda event: (event.start, -event.end)):
         yield forms.text(event, event.start - began)
+    texts, times = [forms.of_op(form) for form in recording.ops.forms], recording.ops.rows()
+    starts, lengths = times[:, 1] - began, np.maximum(times[:, 2] - times[:, 1], 1)
+    for number, start, length in zip(times[:, 0].tolist(), (starts / 1000).tolist(), (lengths / 1000).tolist()):
+        yield texts[number] % (start, length)
     number = 0
     for event in recording.of(WAIT):
         late = event.late
@@ -170,11 +174,7 @@ class _Forms:
         """The text of an event that begins so many nanoseconds after the recording."""
         kind, part = event.kind, event.part
         if kind == OP and event._facts is None:  # most of the events
-            op = (event.name, event.rank, id(event.place), event.module, id(event.takes), id(event.gives))
-            form = self._forms.get(op)
-            if form is None:
-                form = self._forms[op] = self._form(event)
-            return form % (start / 1000, max(event.end - event.start, 1) / 1000)
+            return self.of_op(event) % (start / 1000, max(event.end - event.start, 1) / 1000)
         key: tuple[Any, ...] = (
             kind, event.name, event.rank, id(event.place), event.module, event.bytes, id(event.takes), id(event.gives)
         )  # fmt: skip
@@ -192,6 +192,14 @@ class _Forms:
         if kind in (RANDOM, ERROR):
             return form % (start / 1000)
         return form % (start / 1000, max(event.end - event.start, 1) / 1000, *number)
+
+    def of_op(self, event: Event) -> str:
+        """The text of an op without facts."""
+        key = (event.name, event.rank, id(event.place), event.module, id(event.takes), id(event.gives))
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms[key] = self._form(event)
+        return form
 
     def _form(self, event: Event) -> str:
         head, args = (

@@ -54,17 +54,18 @@ def set_clock(recording: Recording, links: Links, *, ops: bool = True) -> Modell
     """
     clock = _Clock(recording, links)
     points: list[tuple[int, int]] = []  # twice the time, and one more for an end; the event's number
-    for number, event in enumerate(recording.events):
+    events = recording.events if ops else recording.noted
+    for number, event in enumerate(events):
         if ops or event.kind != OP:
             points.append((2 * event.start, number))
             points.append((2 * max(event.end, event.start) + 1, number))
     points.sort()
-    events, begin, end = recording.events, clock.begin, clock.end
+    begin, end = clock.begin, clock.end
     for time, number in points:
         (end if time & 1 else begin)(events[number])
     ends = (busy + idle for busy, idle in zip(recording.busy, clock.idle, strict=True))
     done = Modelled(max(ends, default=0.0), list(recording.busy), [0.0] * recording.ranks)
-    for event in recording.events:
+    for event in events:
         done.seconds = max(done.seconds, event.ends)
         if event.kind == WAIT:
             done.waiting[event.rank] += event.ends - event.begins
@@ -185,7 +186,7 @@ def modelled_events(recording: Recording) -> Iterator[str]:
     yield from names_of(MODELLED, "ranks: modelled time of a cluster", first, names)
     spans = [
         (round(event.begins * 1e9), round(event.ends * 1e9), event)
-        for event in recording.events
+        for event in recording.noted  # the log has nothing but ops
         if event.ends > event.begins and event.kind != OP
     ]
     last, heads = last_calls(recording), Heads(MODELLED)

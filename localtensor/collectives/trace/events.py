@@ -6,8 +6,11 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from localtensor._util.events import Place
 from localtensor.collectives.rendezvous import Contribution
@@ -19,6 +22,7 @@ OP, WRITTEN, IMPLICIT = "op", "written redistribution", "implicit redistribution
 CALL, WAIT, RANDOM, GC, SAVE, ERROR = "call", "wait", "random draw", "garbage collection", "checkpoint save", "error"
 MODULES = (FORWARD, BACKWARD)
 REDISTRIBUTIONS = (WRITTEN, IMPLICIT)
+_START = attrgetter("start")
 _NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -65,6 +69,12 @@ class Event:
             self._facts = {}
         self._facts[name] = value
 
+    def anew(self, start: int, busy: float) -> Event:
+        """An event like this one that starts there, with what it takes; its end is open."""
+        return Event(
+            self.kind, self.name, self.rank, start, -1, self.module, busy, busy, self.place, self.part, takes=self.takes
+        )
+
     @property
     def nanoseconds(self) -> int:
         return max(self.end - self.start, 0)
@@ -91,9 +101,52 @@ class MemorySample(NamedTuple):
 _SAMPLE = 2 + len(KINDS)
 
 
+class OpLog:
+    """Ops that were run before on the same specs, which are most events: their times, and a form that they share.
+
+    A form is an event that has all that is known of such an op but its times; its `busy_end` is the modelled seconds that it takes.
+    An object for each op would take longer than the rest of its record, and the garbage collector would go through all of them.
+    """
+
+    def __init__(self) -> None:
+        self.forms: list[Event] = []
+        self.times: array[int] = array("q")  # the form's number, start and end, in a row
+        self.busy: array[float] = array("d")  # modelled seconds of the rank at the start
+
+    def __len__(self) -> int:
+        return len(self.busy)
+
+    def form(self, like: Event, seconds: float) -> int:
+        """The number of a new form."""
+        form = like.anew(0, 0.0)
+        form.gives, form.busy_end = like.gives, seconds
+        self.forms.append(form)
+        return len(self.forms) - 1
+
+    def rows(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The times: int64 [ops, 3]."""
+        return np.frombuffer(self.times, np.int64).reshape(-1, 3)
+
+    def events(self) -> list[Event]:
+        """An event for each op."""
+        made, numbers = [], iter(self.times)
+        for number, start, end, busy in zip(numbers, numbers, numbers, self.busy):
+            form = self.forms[number]
+            event = form.anew(start, busy)
+            event.end, event.gives, event.busy_end = end, form.gives, busy + form.busy_end
+            made.append(event)
+        return made
+
+    def clear(self) -> None:
+        """Forgets the ops; the forms keep their numbers."""
+        self.times, self.busy = array("q"), array("d")
+
+
 @dataclass(slots=True)
 class Recording:
     """The events of a run on so many `ranks`, in the order in which they began.
+
+    `noted` are all events that are not in the log `ops`.
 
     `problem` is the error in which the run has ended.  `lanes` are the names of the ranks' lanes; `peaks` the memory of
     each rank at its peak; `busy` the modelled seconds that it has computed in all.
@@ -102,7 +155,8 @@ class Recording:
     ranks: int
     lanes: list[str] = field(default_factory=list)
     world: int = 0  # how many ranks there are, if one lane has all of them
-    events: list[Event] = field(default_factory=list)
+    noted: list[Event] = field(default_factory=list)
+    ops: OpLog = field(default_factory=OpLog)
     samples: array[int] = field(default_factory=lambda: array("q"))  # of memory: rank, time and bytes by kind, in a row
     peaks: list[Peak] = field(default_factory=list)
     busy: list[float] = field(default_factory=list)
@@ -110,9 +164,22 @@ class Recording:
     began: int = 0
     ended: int = 0
 
+    @property
+    def events(self) -> list[Event]:
+        """All events, in the order in which they began."""
+        if len(self.ops):
+            self.noted = sorted(self.noted + self.ops.events(), key=_START)
+            self.ops.clear()
+        return self.noted
+
+    @property
+    def count(self) -> int:
+        """How many events there are."""
+        return len(self.noted) + len(self.ops)
+
     def of(self, *kinds: str) -> list[Event]:
         """The events of these kinds."""
-        return [event for event in self.events if event.kind in kinds]
+        return [event for event in (self.events if OP in kinds else self.noted) if event.kind in kinds]
 
     @property
     def memory(self) -> list[MemorySample]:

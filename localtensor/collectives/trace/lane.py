@@ -47,7 +47,8 @@ class Lane:
     """Adds events of one rank to a recording.  Only one thread at a time uses it.
 
     `module` is the module that runs, or whose gradients are computed, and empty outside of any; `makes` is the kind of
-    memory of what an op makes now.
+    memory of what an op makes now.  `op` is an op of a known form that runs, with its start and the modelled seconds until then: it
+    becomes an event as soon as anything else is recorded or asked for, and else a row of the recording's log.
     """
 
     def __init__(self, recording: Recording, rank: int) -> None:
@@ -56,18 +57,23 @@ class Lane:
         self.busy = 0.0  # modelled seconds of compute
         self.stack: list[Event] = []
         self.module, self.makes = "", OTHER
+        self.op: tuple[Event, int, float] | None = None
         self._sampled = 0
         self._shared: dict[tuple[int, ...], tuple[Any, ...]] = {}  # specs by their ids, which live as long
 
     def inside(self, *kinds: str) -> Event | None:
         """The innermost open span of these kinds."""
+        if self.op is not None:
+            self.opened(self.op)
         return next((event for event in reversed(self.stack) if event.kind in kinds), None)
 
     def moment(self, kind: str, name: str, place: Place | None = None, part: Contribution | None = None) -> Event:
         """Adds an event that takes no time."""
+        if self.op is not None:
+            self.opened(self.op)
         now = perf_counter_ns()
         event = Event(kind, name, self.rank, now, now, self.module, self.busy, self.busy, place, part)
-        self.recording.events.append(event)
+        self.recording.noted.append(event)
         return event
 
     def begin(
@@ -79,9 +85,11 @@ class Lane:
         below: int | None = None,
     ) -> Event:
         """Opens a span; with `below`, around the open spans from that position on."""
+        if self.op is not None:
+            self.opened(self.op)
         stack, start = self.stack, perf_counter_ns()
         event = Event(kind, name, self.rank, start, -1, self.module, self.busy, self.busy, place, part)
-        self.recording.events.append(event)
+        self.recording.noted.append(event)
         if below is None or below >= len(stack):
             stack.append(event)
         else:
@@ -101,6 +109,8 @@ class Lane:
         """Closes a span; one that is closed already stays as it is."""
         if event.end >= 0:
             return
+        if self.op is not None:
+            self.opened(self.op)
         event.end, event.busy_end = perf_counter_ns(), self.busy
         if self.stack[-1] is event:
             self.stack.pop()
@@ -120,11 +130,32 @@ class Lane:
         found = tuple(specs)
         return self._shared.setdefault(tuple(map(id, found)), found)
 
+    def opened(self, op: tuple[Event, int, float]) -> Event:
+        """The event of an op of a known form that runs, which is made if it is not there."""
+        form, start, busy = op
+        if self.op is op:
+            self.op = None
+            event = form.anew(start, busy)
+            self.recording.noted.append(event)
+            self.stack.append(event)
+            return event
+        return next(event for event in reversed(self.stack) if event.start == start and event.kind == OP)
+
+    def ran_op(self, op: tuple[Event, int, float], number: int, seconds: float) -> None:
+        """The op of the form of this number that runs is over: a row of the log."""
+        log, now = self.recording.ops, perf_counter_ns()
+        log.times.extend((number, op[1], now))
+        log.busy.append(op[2])
+        self.op = None
+        self.busy += seconds
+        if self.memory.now != self._sampled:
+            self._sample(now)
+
     def begin_op(self, name: str, place: Place | None) -> Event:
         """As `begin` of an op, which is most of what is recorded: the memory is sampled at its end."""
         busy = self.busy
         event = Event(OP, name, self.rank, perf_counter_ns(), -1, self.module, busy, busy, place)
-        self.recording.events.append(event)
+        self.recording.noted.append(event)
         self.stack.append(event)
         return event
 
@@ -155,6 +186,8 @@ class Lane:
 
     def close(self) -> None:
         """Closes all spans: the rank's program has ended inside of them."""
+        if self.op is not None:
+            self.opened(self.op)
         for event in reversed(self.stack[:]):
             event.note("unfinished", True)
             self.end(event)

@@ -14,6 +14,8 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import perf_counter_ns
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -25,7 +27,7 @@ from torch.utils.flop_counter import flop_registry
 
 from localtensor._util.call_sites import place_of_frame
 from localtensor._util.events import Place
-from localtensor.collectives.trace.events import RANDOM
+from localtensor.collectives.trace.events import RANDOM, Event, OpLog
 from localtensor.collectives.trace.lane import Lane
 from localtensor.collectives.trace.memory import BUFFERS, OTHER, PARAMETERS
 from localtensor.layout.links import Rates
@@ -103,12 +105,22 @@ def flops_of(traits: _Traits, shapes: tuple[Any, ...], kwargs: Any, out: Any) ->
     return known
 
 
-class _Alike(NamedTuple):
+class _Alike:
     """What ops of one key have in common.  The specs stay alive, and with them their ids."""
 
-    takes: tuple[Any, ...]
-    gives: tuple[Any, ...]
-    seconds: float  # modelled
+    __slots__ = ("forms", "gives", "like", "makes", "seconds")
+
+    def __init__(self, like: Event, makes: bool, seconds: float) -> None:
+        self.like, self.makes, self.seconds = like, makes, seconds
+        self.gives = like.gives[0]
+        self.forms: dict[tuple[int, str], tuple[Event, int]] = {}  # by the line's id and the module
+
+    def form(self, ops: OpLog, place: Place | None, module: str) -> tuple[Event, int]:
+        """The form in the log of such ops at this line in this module, and its number; it keeps the line alive, and with it its id."""
+        like = replace(self.like, place=place, module=module)
+        number = ops.form(like, self.seconds)
+        found = self.forms[id(place), module] = ops.forms[number], number
+        return found
 
 
 _CONSTANTS = frozenset({bool, int, float, type(None)})
@@ -154,8 +166,9 @@ class OpWatch(TorchDispatchMode):
         self.moved: dict[
             int, Tensor
         ] = {}  # by id, local tensors that the current op has redistributed, and the results
-        self._alike: dict[tuple[Any, ...], _Alike] = {}  # ops on DTensors that have run, by `_key_of`
+        self._alike: dict[tuple[Any, ...] | None, _Alike] = {}  # ops on DTensors that have run, by `_key_of`
         self._places: dict[tuple[int, int], tuple[Place, CodeType]] = {}  # of the user's own frames
+        self._same: dict[Place, Place] = {}
         self._lines: dict[int, Place | None] = {}  # of forward ops, by the number of their autograd nodes
 
     @classmethod
@@ -186,47 +199,69 @@ class OpWatch(TorchDispatchMode):
         return done
 
     def _op_of_dtensors(self, func: Op, args: Any, kwargs: Any) -> Any:
+        key = None if kwargs else _key_of(func, args)
+        alike = self._alike.get(key)
+        if alike is not None:
+            return self._known_op(func, args, alike)
         lane, traits = self._lane, _known.get(id(func)) or traits_of_op(func)
         event = lane.begin_op(traits.name, self._line(sys._getframe(2)))
-        key = None if kwargs or traits.handled or traits.draws or traits.communicates else _key_of(func, args)
-        alike = None if key is None else self._alike.get(key)
         try:
-            if alike is not None:
-                event.takes = alike.takes
-                done = func(*args)
-                if type(done) is DTensor and done._spec is alike.gives[0]:
-                    event.gives = alike.gives
-                    lane.busy += alike.seconds
-                    if traits.makes:
-                        self.see(done._local_tensor)
-                    return done
-                given = _tensors(args)
-            else:
-                given = _tensors(args)
-                if kwargs:
-                    given += _tensors(tuple(kwargs.values()))
-                event.takes = lane.shared([x._spec for x in given if type(x) is DTensor])
-                if traits.handled:
-                    self._passes_on = True
-                    with self:
-                        done = func(*args, **kwargs)
-                else:
+            given = _tensors(args)
+            if kwargs:
+                given += _tensors(tuple(kwargs.values()))
+            event.takes = lane.shared([x._spec for x in given if type(x) is DTensor])
+            if traits.handled:
+                self._passes_on = True
+                with self:
                     done = func(*args, **kwargs)
-            made = [done] if type(done) is DTensor else _tensors(done)
-            seconds = 0.0
-            if not (traits.handled or traits.views):
-                seconds = self._ran(traits, args, kwargs, done, self._locals(given), self._locals(made))
-            event.gives = lane.shared([x._spec for x in made if type(x) is DTensor])
-            if key is not None and type(done) is DTensor and not self.moved:
-                if len(self._alike) >= MOST_ALIKE:
-                    self._alike.clear()
-                self._alike[key] = _Alike(event.takes, event.gives, seconds)
+            else:
+                done = func(*args, **kwargs)
+            seconds, moved = self._ran_on(event, traits, args, kwargs, done, given), bool(self.moved)
         finally:
-            self._passes_on = False
-            if self.moved:
-                self.moved.clear()
-            lane.end_op(event)
+            self._ended(event)
+        if type(done) is DTensor and not (
+            key is None or moved or traits.handled or traits.draws or traits.communicates
+        ):
+            if len(self._alike) >= MOST_ALIKE:
+                self._alike.clear()
+            self._alike[key] = _Alike(event, traits.makes, seconds)
         return done
+
+    def _known_op(self, func: Op, args: Any, alike: _Alike) -> Any:
+        """An op that has run before on the same specs."""
+        lane, place = self._lane, self._line(sys._getframe(3))
+        form, number = alike.forms.get((id(place), lane.module)) or alike.form(lane.recording.ops, place, lane.module)
+        lane.op = op = (form, perf_counter_ns(), lane.busy)
+        try:
+            done = func(*args)
+        except BaseException:  # why: whatever ends the op, its span ends there; it is raised again
+            self._ended(lane.opened(op))
+            raise
+        if lane.op is op and type(done) is DTensor and done._spec is alike.gives:
+            if alike.makes:
+                self.see(done._local_tensor)
+            lane.ran_op(op, number, alike.seconds)
+            return done
+        event = lane.opened(op)  # something was recorded inside of it, or it gives what it did not give before
+        try:
+            self._ran_on(event, traits_of_op(func), args, {}, done, _tensors(args))
+        finally:
+            self._ended(event)
+        return done
+
+    def _ran_on(self, event: Event, traits: _Traits, args: Any, kwargs: Any, done: Any, given: list[Any]) -> float:
+        """An op on DTensors has run with these tensors.  Returns its modelled seconds."""
+        made, seconds = [done] if type(done) is DTensor else _tensors(done), 0.0
+        if not (traits.handled or traits.views):
+            seconds = self._ran(traits, args, kwargs, done, self._locals(given), self._locals(made))
+        event.gives = self._lane.shared([x._spec for x in made if type(x) is DTensor])
+        return seconds
+
+    def _ended(self, event: Event) -> None:
+        self._passes_on = False
+        if self.moved:
+            self.moved.clear()
+        self._lane.end_op(event)
 
     def _locals(self, tensors: list[Any]) -> list[Any]:
         if self.moved:
@@ -257,7 +292,11 @@ class OpWatch(TorchDispatchMode):
                 self._lines.clear()
             self._lines[_sequence_nr() - 1] = place
             return place
-        return self._lines.get(node._sequence_nr()) or place_of_frame(frame)
+        place = self._lines.get(node._sequence_nr())
+        if place is None:
+            place = place_of_frame(frame)
+            place = place and self._same.setdefault(place, place)
+        return place
 
     def _place(self, frame: FrameType | None) -> Place | None:
         """As `place_of_frame`, which is asked once for each place in a user's code."""

@@ -39,7 +39,7 @@ def _cut(text: str) -> str:
 def _run(recording: Recording) -> str:
     seconds = (recording.ended - recording.began) / 1e9
     ends = "ended" if recording.problem is None else f"failed: {recording.problem.partition(chr(10))[0]}"
-    return f"{recording.world or recording.ranks} ranks, {len(recording.events)} events in {time_text(seconds)}; {ends}"
+    return f"{recording.world or recording.ranks} ranks, {recording.count} events in {time_text(seconds)}; {ends}"
 
 
 def _modelled(clock: Modelled) -> str:

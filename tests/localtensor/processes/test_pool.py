@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from localtensor import errors
 from localtensor._util.events import Died, Raised, Returned, Waiting
-from localtensor.processes import Pool, prepare, worker, worker_group
+from localtensor.processes import Pool, idleness, prepare, worker, worker_group
 
 ROOT = Path(__file__).parents[3]
 
@@ -531,6 +531,36 @@ def test_all_may_be_silent(pool, pids):
     assert_fresh_and_right(pool, pids)
 
 
+def one_computes_one_waits(rank, seconds):
+    if rank == 0:
+        until = time.process_time() + seconds
+        while time.process_time() < until:
+            pass
+    dist.barrier()
+
+
+def test_ranks_that_wait_for_each_other_are_given_up_early(pool, pids):
+    start = time.monotonic()
+    returned, waiting = pool.call(one_returns_one_waits, [(0,), (1,)], timeout=60.0, idle=idleness.Idleness(0.5))
+    assert 0.5 <= time.monotonic() - start < 30
+    assert returned == Returned(0, None)
+    assert isinstance(waiting, Waiting) and "in one_returns_one_waits" in waiting.where
+    assert_fresh_and_right(pool, pids)
+
+
+def test_ranks_that_wait_for_one_that_works_are_not(pool):
+    assert values(
+        pool.call(one_computes_one_waits, [(0, 1.5), (1, 1.5)], timeout=60.0, idle=idleness.Idleness(0.5))
+    ) == [None, None]
+
+
+def test_where_the_system_reports_no_use_of_the_processor_nobody_is_given_up(monkeypatch):
+    monkeypatch.setattr(idleness, "processor_time", lambda pid: 0.0)
+    watched = idleness.Idleness(1e-9)
+    watched.begin([1, 2])
+    assert not watched.over()
+
+
 def test_a_frozen_process_that_takes_no_large_job_cannot_hold_the_call(pool, pids):
     os.kill(pids[1], signal.SIGSTOP)
     big = torch.zeros(1_000_000)
@@ -819,7 +849,7 @@ def test_a_pool_that_nobody_holds_ends():
 SCRIPT = """
 import os, signal, sys, threading
 sys.path.insert(0, {root!r})
-from localtensor.processes import Pool, prepare
+from localtensor.processes import idleness, Pool, prepare
 
 def meet_nobody(rank):
     import torch.distributed as dist  # here, so that the parent need not load it

@@ -16,6 +16,7 @@ from strategies.programs.mesh_programs import COPY
 from strategies.programs.mesh_validation import (
     MESHES,
     cause_of,
+    is_costly,
     programs_in_time,
     redistributions,
     smallest_wrong_programs,
@@ -121,6 +122,22 @@ def test_fewer_programs_are_affordable_where_dtensor_weighs_more_combinations():
     counts = [programs_in_time(rows, mesh) for mesh in MESHES]
     assert counts[0] >= 3 and counts[2] < counts[0]
     assert programs_in_time({}, (2, 2)) > counts[0] and programs_in_time(rows, (2, 2, 2, 2, 2)) == 1
+
+
+def test_a_decomposition_of_many_tensors_with_many_dims_gets_one_program_on_each_mesh(monkeypatch):
+    x, rows = numbers(4, 4, 4, 4), numbers(4, 2)
+    shape = (4, 4, 16, 2, [True, True, True])
+    costly = sample("native_group_norm_backward.default", x, x, rows, rows, numbers(4), *shape)
+    assert is_costly(costly) and not any(is_costly(one) for one, _ in RIGHT)
+    assert not is_costly(
+        sample("native_layer_norm_backward.default", x, x, [4], rows, rows, *([numbers(4)] * 2), shape[-1])
+    )
+    monkeypatch.setattr(mesh_validation, "run_simulated_programs", lambda programs: programs)
+    assert (
+        len(try_meshes(costly, {2: []}, [(2, 2)], seed=0))
+        == 1
+        < len(try_meshes(RIGHT[0][0], {2: []}, [(2, 2)], seed=0))
+    )
 
 
 def test_what_is_wrong_without_the_op_is_the_redistributions():

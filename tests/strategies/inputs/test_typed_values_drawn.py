@@ -1,4 +1,4 @@
-"""Choices out of Hypothesis: the same for a seed wherever it runs, all of them possible, and never more than asked for."""
+"""Drawn values: the same for a seed wherever it runs, all of them possible, and never more than asked for."""
 
 from __future__ import annotations
 

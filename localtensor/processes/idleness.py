@@ -1,0 +1,57 @@
+"""What processes use of the processor, as their parent sees it: whether they work, or wait for each other."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+POLL = 0.5  # seconds between two looks
+TICKS = 2  # of the system's clock, by which a process that does nothing may move
+
+
+def processor_time(pid: int | None) -> float:
+    """Seconds of the processor that a process and its threads used; 0 where the system does not report them."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            user, system = file.read().rpartition(")")[2].split()[11:13]
+    except OSError:
+        return 0.0
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+class Idleness:
+    """Watches the processes of a call: whether all of them have used no processor for `seconds`, and how long they have worked.
+
+    Where the system does not report what processes use, neither is ever so.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.pause = min(POLL, seconds / 2)
+        self._pids: Sequence[int | None] = ()
+        self._start: list[float] = []
+        self._used: list[float] = []
+        self._since = 0.0
+
+    def begin(self, pids: Sequence[int | None]) -> None:
+        """The call begins."""
+        self._pids = pids
+        self._start = self._used = self._now()
+        self._since = time.monotonic()
+
+    def over(self) -> bool:
+        """Whether no process has worked for so long.  To be asked once in `pause` seconds."""
+        used = self._now()
+        least = TICKS / os.sysconf("SC_CLK_TCK")
+        if not all(used) or any(now - before > least for now, before in zip(used, self._used, strict=True)):
+            self._used, self._since = used, time.monotonic()
+            return False
+        return time.monotonic() - self._since >= self._seconds
+
+    def worked(self) -> float:
+        """The seconds of the processor that the process which worked most has used during the call, when last looked at."""
+        return max((now - start for now, start in zip(self._used, self._start, strict=True)), default=0.0)
+
+    def _now(self) -> list[float]:
+        return [processor_time(pid) for pid in self._pids]
