@@ -48,7 +48,7 @@ class Lane:
 
     `module` is the module that runs, or whose gradients are computed, and empty outside of any; `makes` is the kind of
     memory of what an op makes now.  `op` is an op of a known form that runs, with its start and the modelled seconds until then: it
-    becomes an event as soon as anything else is recorded or asked for, and else a row of the recording's log.
+    becomes an event where open spans are asked for or an error leaves it, and else a row of the recording's log.
     """
 
     def __init__(self, recording: Recording, rank: int) -> None:
@@ -69,8 +69,6 @@ class Lane:
 
     def moment(self, kind: str, name: str, place: Place | None = None, part: Contribution | None = None) -> Event:
         """Adds an event that takes no time."""
-        if self.op is not None:
-            self.opened(self.op)
         now = perf_counter_ns()
         event = Event(kind, name, self.rank, now, now, self.module, self.busy, self.busy, place, part)
         self.recording.noted.append(event)
@@ -85,8 +83,6 @@ class Lane:
         below: int | None = None,
     ) -> Event:
         """Opens a span; with `below`, around the open spans from that position on."""
-        if self.op is not None:
-            self.opened(self.op)
         stack, start = self.stack, perf_counter_ns()
         event = Event(kind, name, self.rank, start, -1, self.module, self.busy, self.busy, place, part)
         self.recording.noted.append(event)
@@ -109,8 +105,6 @@ class Lane:
         """Closes a span; one that is closed already stays as it is."""
         if event.end >= 0:
             return
-        if self.op is not None:
-            self.opened(self.op)
         event.end, event.busy_end = perf_counter_ns(), self.busy
         if self.stack[-1] is event:
             self.stack.pop()
@@ -133,13 +127,12 @@ class Lane:
     def opened(self, op: tuple[Event, int, float]) -> Event:
         """The event of an op of a known form that runs, which is made if it is not there."""
         form, start, busy = op
-        if self.op is op:
-            self.op = None
-            event = form.anew(start, busy)
+        event = next((one for one in reversed(self.stack) if one.start == start and one.kind == OP), None)
+        if event is None:
+            self.op, event = None, form.anew(start, busy)
             self.recording.noted.append(event)
             self.stack.append(event)
-            return event
-        return next(event for event in reversed(self.stack) if event.start == start and event.kind == OP)
+        return event
 
     def ran_op(self, op: tuple[Event, int, float], number: int, seconds: float) -> None:
         """The op of the form of this number that runs is over: a row of the log."""

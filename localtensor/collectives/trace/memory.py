@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,9 +78,9 @@ class Memory:
         if now > peak.bytes:
             peak.bytes, peak.module, self._at_peak = now, module, True
 
-    def drop(self, key: int) -> None:
-        """The rank holds these bytes no longer."""
-        held = self.held.pop(key, None)
+    def freed(self, alive: Any) -> None:
+        """The rank holds the bytes of `alive.key` no longer: the callback of a weak reference that has the key."""
+        held = self.held.pop(alive.key, None)
         if held is not None:
             size, kind, module, _ = held
             if self._at_peak and size:
@@ -87,6 +88,10 @@ class Memory:
             self.now -= size
             self.by_kind[kind] -= size
             self.by_module[module] -= size
+
+    def drop(self, key: int) -> None:
+        """The rank holds these bytes no longer."""
+        self.freed(SimpleNamespace(key=key))
 
     def relabel(self, key: int, kind: str) -> None:
         """From now on the bytes are of this kind, unless they are of one that a tensor keeps."""

@@ -126,20 +126,6 @@ class _Alike:
 _CONSTANTS = frozenset({bool, int, float, type(None)})
 
 
-def _key_of(func: Op, args: Any) -> tuple[Any, ...] | None:
-    """The op with the specs and constants that it takes; None if it takes anything else."""
-    key: list[Any] = [id(func)]
-    for x in args:
-        kind = type(x)
-        if kind is DTensor:
-            key.append(id(x._spec))
-        elif kind in _CONSTANTS:
-            key += (kind, x)  # 2 == 2.0
-        else:
-            return None
-    return tuple(key)
-
-
 class _Alive(weakref.ref):  # of a storage; with its key it needs no callback of its own
     __slots__ = ("key",)
     key: int
@@ -161,12 +147,12 @@ class OpWatch(TorchDispatchMode):
         if len(_handlers) != _handlers_known[0]:  # some were added since the last run
             _known.clear()
             _handlers_known[0] = len(_handlers)
-        self._held, self._forget, self._drop = lane.memory.held, self._freed, lane.memory.drop
+        self._held, self._forget = lane.memory.held, lane.memory.freed
         self._passes_on = False  # the op of a DTensor that comes next is the one that was just seen
         self.moved: dict[
             int, Tensor
         ] = {}  # by id, local tensors that the current op has redistributed, and the results
-        self._alike: dict[tuple[Any, ...] | None, _Alike] = {}  # ops on DTensors that have run, by `_key_of`
+        self._alike: dict[tuple[Any, ...], _Alike] = {}  # ops on DTensors that have run, by op, specs and constants
         self._places: dict[tuple[int, int], tuple[Place, CodeType]] = {}  # of the user's own frames
         self._same: dict[Place, Place] = {}
         self._lines: dict[int, Place | None] = {}  # of forward ops, by the number of their autograd nodes
@@ -199,12 +185,53 @@ class OpWatch(TorchDispatchMode):
         return done
 
     def _op_of_dtensors(self, func: Op, args: Any, kwargs: Any) -> Any:
-        key = None if kwargs else _key_of(func, args)
-        alike = self._alike.get(key)
-        if alike is not None:
-            return self._known_op(func, args, alike)
+        """Runs an op; one that has run before on the same specs is a row of the log.
+
+        What is done for each such op stands here: a function for each part would take a tenth of a small step.
+        """
+        key: list[Any] = [id(func)]
+        for x in args:
+            kind = type(x)
+            if kind is DTensor:
+                key.append(id(x._spec))
+            elif kind in _CONSTANTS:
+                key += (kind, x)  # 2 == 2.0
+            else:
+                return self._new_op(func, args, kwargs, None)
+        alike = None if kwargs else self._alike.get(tuple(key))
+        if alike is None:
+            return self._new_op(func, args, kwargs, None if kwargs else tuple(key))
+        lane, frame, node = self._lane, sys._getframe(2), _node()
+        if node is None:  # as `_line`
+            if len(self._lines) > MOST_LINES:
+                self._lines.clear()
+            known = self._places.get((id(frame.f_code), frame.f_lasti))
+            place = self._lines[_sequence_nr() - 1] = self._place(frame) if known is None else known[0]
+        else:
+            place = self._lines.get(node._sequence_nr()) or self._line(frame)
+        form, number = alike.forms.get((id(place), lane.module)) or alike.form(lane.recording.ops, place, lane.module)
+        lane.op = op = (form, perf_counter_ns(), lane.busy)
+        try:
+            done = func(*args)
+        except BaseException:  # why: whatever ends the op, its span ends there; it is raised again
+            self._ended(lane.opened(op))
+            raise
+        if lane.op is op and type(done) is DTensor and done._spec is alike.gives:
+            if alike.makes:
+                self.see(done._local_tensor)
+            lane.ran_op(op, number, alike.seconds)
+            return done
+        event = lane.opened(op)  # it was asked for inside, or it gives what it did not give before
+        try:
+            self._ran_on(event, traits_of_op(func), args, {}, done, _tensors(args))
+        finally:
+            self._ended(event)
+        return done
+
+    def _new_op(self, func: Op, args: Any, kwargs: Any, key: tuple[Any, ...] | None) -> Any:
+        """An op of which nothing is known, or that `key` does not tell from others if it is None."""
         lane, traits = self._lane, _known.get(id(func)) or traits_of_op(func)
-        event = lane.begin_op(traits.name, self._line(sys._getframe(2)))
+        event = lane.begin_op(traits.name, self._line(sys._getframe(3)))
         try:
             given = _tensors(args)
             if kwargs:
@@ -219,34 +246,11 @@ class OpWatch(TorchDispatchMode):
             seconds, moved = self._ran_on(event, traits, args, kwargs, done, given), bool(self.moved)
         finally:
             self._ended(event)
-        if type(done) is DTensor and not (
-            key is None or moved or traits.handled or traits.draws or traits.communicates
-        ):
-            if len(self._alike) >= MOST_ALIKE:
-                self._alike.clear()
-            self._alike[key] = _Alike(event, traits.makes, seconds)
-        return done
-
-    def _known_op(self, func: Op, args: Any, alike: _Alike) -> Any:
-        """An op that has run before on the same specs."""
-        lane, place = self._lane, self._line(sys._getframe(3))
-        form, number = alike.forms.get((id(place), lane.module)) or alike.form(lane.recording.ops, place, lane.module)
-        lane.op = op = (form, perf_counter_ns(), lane.busy)
-        try:
-            done = func(*args)
-        except BaseException:  # why: whatever ends the op, its span ends there; it is raised again
-            self._ended(lane.opened(op))
-            raise
-        if lane.op is op and type(done) is DTensor and done._spec is alike.gives:
-            if alike.makes:
-                self.see(done._local_tensor)
-            lane.ran_op(op, number, alike.seconds)
+        if key is None or moved or traits.handled or traits.draws or traits.communicates or type(done) is not DTensor:
             return done
-        event = lane.opened(op)  # something was recorded inside of it, or it gives what it did not give before
-        try:
-            self._ran_on(event, traits_of_op(func), args, {}, done, _tensors(args))
-        finally:
-            self._ended(event)
+        if len(self._alike) >= MOST_ALIKE:
+            self._alike.clear()
+        self._alike[key] = _Alike(event, traits.makes, seconds)
         return done
 
     def _ran_on(self, event: Event, traits: _Traits, args: Any, kwargs: Any, done: Any, given: list[Any]) -> float:
@@ -287,10 +291,9 @@ class OpWatch(TorchDispatchMode):
         """The user's line of an op; of one in a backward pass, that of the forward op that it belongs to."""
         node = _node()
         if node is None:  # the node of this op, if it has one, is the youngest
-            place = self._place(frame)
             if len(self._lines) > MOST_LINES:
                 self._lines.clear()
-            self._lines[_sequence_nr() - 1] = place
+            place = self._lines[_sequence_nr() - 1] = self._place(frame)
             return place
         place = self._lines.get(node._sequence_nr())
         if place is None:
@@ -353,9 +356,6 @@ class OpWatch(TorchDispatchMode):
             lane, alive = self._lane, _Alive(storage, self._forget)
             alive.key = key
             lane.memory.hold(key, storage.nbytes(), lane.makes, lane.module, alive)
-
-    def _freed(self, alive: Any) -> None:
-        self._drop(alive.key)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage has another size now, as FSDP gives its unsharded parameters."""

@@ -21,7 +21,8 @@ from torch.distributed.tensor import (
     _redistribute,
     distribute_tensor,
 )
-from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.debug import CommDebugMode, _clear_sharding_prop_cache
+from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import localtensor as lt
@@ -348,6 +349,11 @@ def mixed():
         torch.ones(3, 3) @ torch.ones(3, 3)
 
 
+class Forgetful(dict):
+    def get(self, key):
+        return None
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ops_that_come_again_are_recorded_as_the_first(ranks, monkeypatch):
     def facts(recording):
@@ -361,8 +367,67 @@ def test_ops_that_come_again_are_recorded_as_the_first(ranks, monkeypatch):
         ]
 
     known = recording_of(mixed, ranks)
-    monkeypatch.setattr(op_watch, "_key_of", lambda func, args: None)
+    init = op_watch.OpWatch.__init__
+
+    def forgetful(watch, lane, rates):
+        init(watch, lane, rates)
+        watch._alike = Forgetful()
+
+    monkeypatch.setattr(op_watch.OpWatch, "__init__", forgetful)
     anew = recording_of(mixed, ranks)
     assert facts(known) == facts(anew)
     assert [peak.bytes for peak in known.peaks] == [peak.bytes for peak in anew.peaks]
     assert known.busy == pytest.approx(anew.busy, rel=1e-9)
+
+
+@pytest.fixture
+def collecting():
+    """An op of a user's, with a rule, during which garbage is collected, and which raises when it is told to."""
+    raises = []
+
+    @torch.library.custom_op("trace_tests::collect", mutates_args=())
+    def collect(x: torch.Tensor) -> torch.Tensor:
+        gc.collect()
+        if raises:
+            raise ValueError("told to")
+        return x * 2
+
+    collect.register_fake(torch.empty_like)
+    register_sharding(torch.ops.trace_tests.collect.default)(lambda x: [([Shard(0)], [Shard(0)])])
+    yield raises
+    collect._lib._destroy()
+
+
+def test_an_op_that_comes_again_with_something_inside_is_a_span_around_it(collecting):
+    def program():
+        x = distribute_tensor(torch.ones(4, 4), init_device_mesh("cpu", (2,)), [Shard(0)])
+        for _ in range(3):
+            torch.ops.trace_tests.collect(x)
+        collecting.append(1)
+        with pytest.raises(ValueError, match="told to"):
+            torch.ops.trace_tests.collect(x)
+        collecting.clear()
+        x + x  # the spans before are closed
+
+    recording = recording_of(program, 2)
+    for rank in range(2):
+        mine = [event for event in recording.events if event.rank == rank]
+        ops = [event for event in mine if event.name == "trace_tests.collect.default"]
+        assert [(len(one.takes), len(one.gives)) for one in ops] == [(1, 1), (1, 1), (1, 1), (1, 0)]
+        for one in ops:
+            inside = [event for event in mine if event.kind == events.GC and one.start <= event.start <= one.end]
+            assert inside and all(event.end <= one.end for event in inside)
+        assert mine[-1].name == "aten.add.Tensor" and mine[-1].start > ops[-1].end
+
+
+def test_an_op_that_comes_again_and_gives_another_dtype_has_that():
+    def program():
+        x = distribute_tensor(torch.ones(4, 4, dtype=torch.int64), init_device_mesh("cpu", (2,)), [Shard(0)])
+        for dtype in (torch.float32, torch.float32, torch.float64, torch.float64):
+            torch.set_default_dtype(dtype)
+            _clear_sharding_prop_cache()
+            x / 2
+
+    found = of_rank(recording_of(program, 2), 0, events.OP)
+    gives = [str(events.TracedSpec.of(one.gives[0])) for one in found if one.name == "aten.div.Tensor"]
+    assert [text.partition("[")[0] for text in gives] == ["f32", "f32", "f64", "f64"]
