@@ -153,6 +153,10 @@ def _foreign_group_error(group: object) -> BadGroup:
 class LockstepWorld(IndependentWorld):
     """The process groups of one mode."""
 
+    default_pg: Any = (
+        None  # an attribute, where torch has a property: each call of torch.distributed reads it several times
+    )
+
     def __init__(self, mode: Mode, serial: int) -> None:
         super().__init__()
         self.mode, self.serial = mode, serial

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,9 +53,10 @@ EXCLUDED = _key_set(["Python", "PythonTLSSnapshot", "ADInplaceOrView", *_EXCLUDE
 _INCLUDED = _key_set(["BackendSelect"])
 
 
-def plain_dispatch() -> AbstractContextManager[object]:
-    """While inside, ops see plain tensors: no mode, subclass or autograd takes part."""
-    return torch._C._ForceDispatchKeyGuard(_INCLUDED, EXCLUDED)
+plain_dispatch: Callable[[], AbstractContextManager[object]] = partial(
+    torch._C._ForceDispatchKeyGuard, _INCLUDED, EXCLUDED
+)
+"""While inside, ops see plain tensors: no mode, subclass or autograd takes part."""
 
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default  # the result of `torch.tensor`, as a "view" of it

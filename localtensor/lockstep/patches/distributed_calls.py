@@ -123,6 +123,8 @@ def _barrier(mode: Mode, original: Fn, *args: object, **kwargs: object) -> objec
 
 def _all_to_all_single(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
     """Splits that differ by rank bypass c10d's op, which takes plain ints only."""
+    if len(args) <= 2 and "output_split_sizes" not in kwargs and "input_split_sizes" not in kwargs:
+        return original(*args, **kwargs)
     options = bound_arguments(original, args, kwargs)
     splits = [list(options.get(f"{name}_split_sizes") or ()) for name in ("output", "input")]
     if not any(map(is_rank_int, [*splits[0], *splits[1]])):
@@ -229,7 +231,7 @@ def _batch(mode: Any, original: Fn, messages: list[Any]) -> list[Any]:
             mode.check_not_in_flight(one.tensor, "irecv")
             brought = CallArguments([], [one.tensor])
             with plain_dispatch():
-                c10d_dispatch.write_result(mode, one.tensor, value, "irecv", brought, family)
+                c10d_dispatch.write_results(mode, [one.tensor], [value], "irecv", brought, family)
             works[id(one)] = c10d_dispatch.LockstepWork(mode, "irecv", brought, family)
             failed.callback(works[id(one)].wait)
         failed.pop_all()

@@ -189,8 +189,23 @@ def overwrite(x: MemoryMember, cells: tuple[Tensor, ...], held: Partition) -> No
     A tensor that fills its memory takes the cells and their partition, however coarse; else values are copied in place.
     Each rank's value has as many elements as its tensor.
     """
-    if _is_whole(x):
-        shape = x._cells[0].shape[1:] if x._partition.sizes[0] > 1 else x._cells[0].shape
+    memory, own = x._memory, x._cells[0]
+    outside = memory is not None and memory.outside
+    if (
+        len(x._cells) == 1 and not outside and own.is_contiguous() and _fills(own)
+    ):  # dense, and of one shape on all ranks
+        shape = own.shape[1:] if x._partition.sizes[0] > 1 else own.shape
+        if (
+            memory is None
+            and len(cells) == 1
+            and cells[0].numel() == shape.numel() * held.rows
+            and not own.is_conj() | own.is_neg()
+        ):
+            fresh = cells[0].contiguous()
+            fresh = fresh if _fills(fresh) else fresh.clone()
+            x._cells = (fresh.view(held.rows, *shape) if held.rows > 1 else fresh.view(shape),)
+            x._partition = held
+            return
         shaped: list[Tensor] = []
         for cell, rows in zip(cells, held.sizes, strict=True):
             if cell.numel() != shape.numel() * rows:
@@ -206,12 +221,9 @@ def overwrite(x: MemoryMember, cells: tuple[Tensor, ...], held: Partition) -> No
         cell.copy_(value.reshape(rows, *shape) if take.stacked else value.reshape(shape))
 
 
-def _is_whole(x: MemoryMember) -> bool:
-    """Whether the tensor is dense, has one shape on all ranks, and fills its memory."""
-    if len(x._cells) != 1 or (x._memory is not None and x._memory.outside):
-        return False
-    cell = x._cells[0]
-    return cell.is_contiguous() and cell.untyped_storage().nbytes() == cell.numel() * cell.element_size()
+def _fills(x: Tensor) -> bool:
+    """Whether a dense tensor fills its memory."""
+    return x.untyped_storage().nbytes() == x.numel() * x.element_size()
 
 
 def _replace_cells(x: MemoryMember, cells: list[Tensor], held: Partition) -> None:
@@ -220,8 +232,7 @@ def _replace_cells(x: MemoryMember, cells: list[Tensor], held: Partition) -> Non
         cells = list(merged)
     for place, cell in enumerate(cells):
         dense = cell.contiguous()
-        alone = dense.untyped_storage().nbytes() == dense.numel() * dense.element_size()
-        cells[place] = dense if alone else dense.clone()
+        cells[place] = dense if _fills(dense) else dense.clone()
     for member in [x] if x._memory is None else x._memory.members():
         old, before = member._cells[0], member._partition.sizes[0]
         fresh = []

@@ -148,7 +148,7 @@ def test_weights_of_a_compiled_module_can_be_replaced_and_moved(mode, backend, s
     fresh = nn.Parameter(distribute_tensor(fresh, mesh, [Shard(0)]) if sharded else fresh)
     if sharded:
         module.weight = nn.Parameter(distribute_tensor(module.weight.detach(), mesh, [Shard(0)]))
-    compiled = torch.compile(lambda x: module(x), backend=backend)
+    compiled = torch.compile(module, backend=backend)
     x = DTensor.from_local(rows(), mesh, [Shard(0)]) if sharded else rows()
     with torch.no_grad():
         compiled(x)
