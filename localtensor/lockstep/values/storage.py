@@ -6,10 +6,11 @@ in its block.  Splitting copies blocks and puts each view at its old offset in t
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -38,6 +39,16 @@ class Memory:
         self._members = [] if first is None else [weakref.ref(first)]
         self._most = 64
         self.outside = outside
+
+    def __reduce__(self) -> tuple[type[Memory], tuple[()]]:
+        return Memory, ()  # what shares a memory shares one where it is read, too; its tensors join it there
+
+    def holds(self, cells: Sequence[Tensor]) -> bool:
+        """Whether these cells lie in it, or it has none yet: pickle, other than torch.save, writes a storage for each tensor."""
+        for member in self.members()[:1]:
+            pairs = zip(cells, member._cells, strict=True)
+            return all(x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr() for x, y in pairs)
+        return True
 
     def join(self, member: MemoryMember) -> None:
         """Move a tensor to this memory from its former one."""
@@ -85,6 +96,23 @@ def memory_of(x: MemoryMember) -> Memory:
         x._cells = _cells_as_blocks(x)
         x._memory = Memory(x)
     return x._memory
+
+
+def shared_cells(x: MemoryMember, memo: dict[int, Any] | None) -> tuple[tuple[Tensor, ...], Memory | None]:
+    """The cells of a copy, and its memory, which it shares with the copies of what x shares memory with.
+
+    They are the cells themselves, for a pickler, or copies by the memo of `copy.deepcopy`.  The copy of a tensor from outside has no memory.
+    """
+    outside = x._memory is not None and x._memory.outside
+    if outside or x._cells[0].layout is not torch.strided:
+        return tuple(cell.detach().clone() for cell in x._cells), None
+    memory = memory_of(x)
+    if memo is None:
+        return tuple(cell.detach() for cell in x._cells), memory
+    cells = []
+    for cell, rows in zip(x._cells, x._partition.sizes, strict=True):
+        cells.append(_view_in_storage(cell, copy.deepcopy(cell.untyped_storage(), memo), rows, rows))
+    return tuple(cells), memo.setdefault(id(memory), Memory())
 
 
 def refine(x: MemoryMember, finer: Partition) -> None:
