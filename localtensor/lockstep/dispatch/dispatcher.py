@@ -28,7 +28,7 @@ from localtensor.lockstep.values.partition import (
     refinement,
     selections,
 )
-from localtensor.lockstep.values.rank_int import is_rank_number
+from localtensor.lockstep.values.rank_int import RankBool, RankInt
 from localtensor.lockstep.values.rng_streams import Stream
 from localtensor.lockstep.values.storage import Memory, SeparateRows, any_overlap, memory_of, refine
 
@@ -85,7 +85,7 @@ class Operands:
                 self.add(value._partition)
             elif kind is list or kind is tuple:
                 self._look(func, value)
-            elif (kind is torch.SymInt or kind is torch.SymBool) and is_rank_number(value):
+            elif kind is RankInt or kind is RankBool:
                 self.add(by_value(value.node.values.astype(np.int64, copy=False), value.node.held))
 
     def add(self, other: Partition) -> None:

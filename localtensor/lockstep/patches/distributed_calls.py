@@ -18,7 +18,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as with_gradients
 from torch import Tensor
@@ -36,7 +35,7 @@ from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute, patch_distributed, refuse
 from localtensor.lockstep.values.local_tensor import Mode, wrap
 from localtensor.lockstep.values.partition import NOWHERE, Array
-from localtensor.lockstep.values.rank_int import is_rank_int, rank_int, rank_values
+from localtensor.lockstep.values.rank_int import RankInt, is_rank_int, rank_int, rank_values
 
 
 def object_from_source(mode: Mode, thing: object, source: Array) -> object:
@@ -65,7 +64,7 @@ def _select_leaf(mode: Mode, leaves: list[Any], number: Array, source: Array, us
         with plain_dispatch():
             values = [stacked_value(mode, x if isinstance(x, Tensor) else first) for x in leaves]
             return wrap(*collectives.select(values, number, source), mode)
-    if all(type(leaves[index]) in (int, torch.SymInt) for index in used):
+    if all(type(leaves[index]) in (int, RankInt) for index in used):
         table = [x.node.values if is_rank_int(x) else np.full(mode.world, x if type(x) is int else 0) for x in leaves]
         held = (number >= 0) & (mode.everyone.row_of >= 0)
         return rank_int(np.array(table)[np.maximum(number, 0), np.maximum(source, 0)], None if held.all() else held)
