@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import TypeAlias, TypeVar
 
 import torch
@@ -168,6 +168,7 @@ def fold(held: Sequence[Tensor], op: ReductionOp, *, rooted: bool = False) -> Te
     return divide(done, len(held)) if op == "avg" else done
 
 
+@lru_cache(256)
 def depends_on_order(op: str, dtype: torch.dtype, ranks: int) -> bool:
     """Whether so many ranks are folded in gloo's ring: the order of more is ours, and that of others makes no difference.
 
@@ -194,16 +195,15 @@ def fold_in_ring(pair: Callable[[Tensor, Tensor], Tensor], held: Sequence[Tensor
     elements = held[0].shape[-1]
     chunk = _ring_chunk(elements, ranks, held[0].element_size(), rooted)
     sizes = [chunk] * (elements // chunk) + [elements % chunk] * (elements % chunk > 0 or elements == 0)
-    pieces = [x.split_with_sizes(sizes, -1) for x in held]
-    done = [
-        fold_in_pairs(pair, [pieces[(k - 1 - step) % ranks][k] for step in range(ranks)]) for k in range(len(pieces[0]))
-    ]
+    chunks = zip(*[x.split_with_sizes(sizes, -1) for x in held], strict=True)
+    done = [reduce(pair, (*chunk[:k][::-1], *chunk[k:][::-1])) for k, chunk in enumerate(chunks)]
     return done[0] if len(done) == 1 else torch.cat(done, -1)
 
 
 MAX_SEGMENT = 1 << 20  # bytes: gloo's kMaxSegmentSize
 
 
+@lru_cache(1024)
 def _ring_chunk(elements: int, ranks: int, itemsize: int, rooted: bool) -> int:
     """The elements of each chunk, whose two or more segments have whole elements and at most `MAX_SEGMENT` bytes.
 

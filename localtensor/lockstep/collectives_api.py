@@ -75,7 +75,7 @@ def broadcast(x: Tensor, root: int, group: Groups = None) -> LocalTensor:
         others = family.members & (family.position != root)
         return collectives.select([total, collectives.zeros_like(total)], np.where(total.held.row_of >= 0, others, -1))
 
-    return apply_linear(call, x, lambda value: collectives.broadcast(value, family, root), to_root)
+    return apply_linear(call, x, lambda value: collectives.broadcast(value, family, root=root), to_root)
 
 
 def all_gather(x: Tensor, group: Groups = None) -> list[Any]:
@@ -104,9 +104,9 @@ def gather(x: Tensor, root: int, group: Groups = None) -> list[Any]:
         raise ComplexNotGathered("gather", x.dtype)
 
     def from_root(value: StackedValue) -> StackedValue:
-        return collectives.scatter_from_roots(collectives.unbind_value(value, len(family.groups[0])), family, root)
+        return collectives.scatter_from_roots(collectives.unbind_value(value), family, root)
 
-    whole = apply_linear(call, x, lambda value: collectives.gather(value, family, root), from_root)
+    whole = apply_linear(call, x, lambda value: collectives.gather(value, family, root=root), from_root)
     return [row.clone() for row in whole.unbind(0)]
 
 
@@ -247,7 +247,7 @@ def _all_gather(call: CollectiveCall, x: Tensor) -> LocalTensor:
     family = call.family
 
     def added(value: StackedValue) -> StackedValue:
-        return collectives.unbind_value(collectives.reduce_scatter(value, family, "sum"), 1)[0]
+        return collectives.unbind_value(collectives.reduce_scatter(value, family, "sum"))[0]
 
     return apply_linear(call, x, lambda value: collectives.all_gather(value, family), added)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._library.custom_ops import OPDEFS
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.distributed.tensor import DTensor
 from torch.fx.experimental import proxy_tensor
@@ -219,11 +220,14 @@ class LocalTensorMode(TorchDispatchMode):
         route = known[1]
         if proxy_tensor._CURRENT_MAKE_FX_TRACER is not None and func.name() not in _SIZES:
             return tracing.run_traced(self, route, func, args, kwargs)
-        if self.recorder is None or func.name() in _SIZES:
-            return route(self, func, args, kwargs)
-        before = self.recorder.ops
-        done = route(self, func, args, kwargs)
-        self.recorder.ran(func, args, kwargs, done, before)
+        before = None if self.recorder is None or func.name() in _SIZES else self.recorder.ops
+        try:
+            done = route(self, func, args, kwargs)
+        except RuntimeError as error:
+            decompositions.refuse_lost_collective(error, str(func))
+            raise
+        if before is not None:
+            self.recorder.ran(func, args, kwargs, done, before)
         return done
 
     # -- making LocalTensors
@@ -253,8 +257,12 @@ class LocalTensorMode(TorchDispatchMode):
         with self.streams.by_rank() as at, self.disable():
             for rank in ranks:
                 at(rank)
-                with self.standing_at(rank):
-                    found[rank] = do(*args(rank))
+                try:
+                    with self.standing_at(rank):
+                        found[rank] = do(*args(rank))
+                except RuntimeError as error:
+                    decompositions.refuse_lost_collective(error, "a collective in a function of one rank")
+                    raise
         return found
 
     def gather(self, values: Mapping[int, Tensor], call: str = "LocalTensor") -> LocalTensor:
@@ -346,7 +354,8 @@ def _route(func: OpOverload | HigherOrderOperator) -> Fn:
         return shard_offsets.run_node
     if func.name() in _SIZES:
         return lambda mode, func, args, kwargs: size_query(func._schema.name.removeprefix("aten::"), *args)
-    return nn_modules.OP_HANDLERS.get(func.name()) or c10d_dispatch.op_handler(func.namespace) or dispatcher.run_op
+    run_op = decompositions.run_custom_op(dispatcher.run_op) if func._schema.name in OPDEFS else dispatcher.run_op
+    return nn_modules.OP_HANDLERS.get(func.name()) or c10d_dispatch.op_handler(func.namespace) or run_op
 
 
 def current_mode(call: str) -> LocalTensorMode:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -28,7 +27,7 @@ from localtensor.errors import CollectiveFailed, NotHeld, NotInLockstep, Outside
 from localtensor.layout.reductions import reduction_name
 from localtensor.layout.spec import shape_text
 from localtensor.lockstep.comms import c10d_kernels, collectives
-from localtensor.lockstep.comms.collectives import StackedValue, check_arguments, stacked_value
+from localtensor.lockstep.comms.collectives import StackedValue, check_arguments, stacked, stacked_value
 from localtensor.lockstep.comms.process_groups import resolve_group
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily
 from localtensor.lockstep.dispatch.dispatcher import dtype_and_shape, plain_dispatch
@@ -157,16 +156,16 @@ def run_collective(mode: Mode, name: str, group: Any, arguments: Sequence[Any], 
     group = resolve_group(mode, group)
     family, served = group.family, COLLECTIVE_OPS[name]
     meant, brought = served.read_call(arguments)
-    if brought.root is not None:
-        brought = replace(brought, root=group.place(brought.root))
+    if brought.root is not None and not mode.everyone.complete:
+        brought.root = group.place(brought.root)
     check_arguments(meant.kind, brought, family)
     for x in flat_tensors(brought.reads) if mode.in_flight else ():
         mode.check_read(x, meant.kind)
     for buffer in brought.writes if mode.in_flight else ():
         mode.check_not_in_flight(buffer, meant.kind)
     with plain_dispatch():
-        for buffer, value in zip(brought.writes, c10d_kernels.run_kernel(mode, meant, brought, family), strict=True):
-            write_result(mode, buffer, value, meant.kind, brought, family)
+        values = c10d_kernels.run_kernel(mode, meant, brought, family)
+        write_results(mode, brought.writes, values, meant.kind, brought, family)
     if mode.recorder is not None:
         place = origin(sys._getframe(2)).place
         sent = brought.writes if meant.kind == "scatter" else brought.reads  # a piece, as a rank has it that is no root
@@ -177,10 +176,25 @@ def run_collective(mode: Mode, name: str, group: Any, arguments: Sequence[Any], 
 # -- writes
 
 
-def write_result(
+def write_results(
+    mode: Mode, buffers: Sequence[Tensor], values: Sequence[StackedValue], kind: str, brought: CallArguments, family: GroupFamily,
+) -> None:  # fmt: skip
+    """Write a value to each buffer.  A buffer from outside the mode takes one only if all ranks agree on it."""
+    free = mode.tracing is None and not mode.joined.pairs
+    for buffer, (cells, held) in zip(buffers, values, strict=True):
+        if free and type(buffer) is LocalTensor and len(cells) == len(buffer._cells) == 1:
+            mine, old = buffer._partition, buffer._cells[0]
+            fits = old.dtype == cells[0].dtype and old.numel() * held.rows == cells[0].numel() * mine.rows
+            inside = buffer._memory is None or not buffer._memory.outside
+            if fits and inside and (mine is held or (mine.complete and held.complete)):
+                overwrite(buffer, cells, held)
+                continue
+        _write_result(mode, buffer, stacked((cells, held)), kind, brought, family)
+
+
+def _write_result(
     mode: Mode, buffer: Tensor, value: StackedValue, kind: str, brought: CallArguments, family: GroupFamily
 ) -> None:
-    """Write a value to a buffer.  A buffer from outside the mode takes one only if all ranks agree on it."""
     if mode.tracing is not None:
         mode.tracing.check_write(kind)
     old = stacked_value(mode, buffer)
@@ -192,7 +206,7 @@ def write_result(
             _check_fits(old, value, kind, brought, family)
             value = collectives.select([value, old], np.where(has, np.where(gets, 0, 1), -1))
     _check_fits(old, value, kind, brought, family)
-    if mode.joined and not _is_same(old, value):
+    if mode.joined.pairs and not _is_same(old, value):
         mode.joined.check_write(buffer, kind)
     if isinstance(buffer, LocalTensor):
         outside = buffer._memory is not None and buffer._memory.outside
@@ -240,8 +254,8 @@ def _numels(value: StackedValue) -> Any:
 # By the name of the op without its suffixes; the arguments behind the value and the family are the op's own.
 _FUNCTIONAL: dict[str, Callable[..., StackedValue]] = {
     "all_reduce": collectives.all_reduce,
-    "broadcast": collectives.broadcast,
-    "all_gather_into_tensor": lambda value, family, size: collectives.merge_rows(collectives.all_gather(value, family)),
+    "broadcast": lambda value, family, root: collectives.broadcast(value, family, root=root),
+    "all_gather_into_tensor": lambda value, family, size: collectives.all_gather_into_tensor(value, family),
     "reduce_scatter_tensor": lambda value, family, op, size: collectives.reduce_scatter(value, family, op),
     "all_to_all_single": lambda value, family, got, sent: collectives.all_to_all_single(
         collectives.make_contiguous(value), family, list(sent), list(got)
@@ -287,8 +301,7 @@ def _functional_values(
         mode.check_not_in_flight(target, base)
     with plain_dispatch():
         values = [_FUNCTIONAL[base](stacked_value(mode, x), group.family, *rest) for x in sources]
-        for target, value in zip(targets, values):
-            write_result(mode, target, value, base, brought, group.family)
+        write_results(mode, targets, values[: len(targets)], base, brought, group.family)
     if mode.recorder is not None:
         mode.recorder.called(base, sources, group.family.groups, origin(sys._getframe(2)).place)
     return values

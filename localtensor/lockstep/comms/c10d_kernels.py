@@ -17,13 +17,22 @@ from localtensor.collectives.c10d_table import CallArguments, CollectiveOp
 from localtensor.collectives.rendezvous import Contribution, Group
 from localtensor.errors import NotHeld
 from localtensor.lockstep.comms import collectives
-from localtensor.lockstep.comms.collectives import StackedValue, stacked_value
+from localtensor.lockstep.comms.collectives import StackedValue, stacked, stacked_value
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily
-from localtensor.lockstep.values.local_tensor import Mode
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode
 
 
 def run_kernel(mode: Mode, served: CollectiveOp, brought: CallArguments, family: GroupFamily) -> Sequence[StackedValue]:
     """The new value of each written buffer."""
+    one = _OF_EACH_TENSOR.get(served.kind)
+    if one is not None:
+        reads, op, root = brought.reads, brought.op, brought.root or 0
+        if type(reads) is LocalTensor:
+            return [one(stacked((reads._cells, reads._partition)), family, op, root)]
+        if isinstance(reads, Tensor):
+            return [one(stacked_value(mode, reads), family, op, root)]
+        if served.kind != "all_reduce_coalesced" or len({x.dtype for x in reads}) == 1:
+            return [one(stacked_value(mode, x), family, op, root) for x in reads]
     quick = _KERNELS.get(served.kind)
     found = None if quick is None else quick(mode, brought, family)
     return found if found is not None else run_rank_by_rank(mode, served, brought, family)
@@ -32,30 +41,20 @@ def run_kernel(mode: Mode, served: CollectiveOp, brought: CallArguments, family:
 # -- kernels on stacks, by kind
 
 
-def _all_reduce_coalesced(mode: Mode, brought: CallArguments, family: GroupFamily) -> list[StackedValue] | None:
-    one_dtype = len({x.dtype for x in brought.reads}) == 1
-    return _KERNELS["all_reduce"](mode, brought, family) if one_dtype else None
-
-
 def _all_gather(mode: Mode, brought: CallArguments, family: GroupFamily) -> list[StackedValue]:
-    return collectives.unbind_value(
-        collectives.all_gather(stacked_value(mode, brought.reads), family), len(brought.writes)
-    )
+    return collectives.unbind_value(collectives.all_gather(stacked_value(mode, brought.reads), family))
 
 
 def _all_gather_coalesced(mode: Mode, brought: CallArguments, family: GroupFamily) -> list[StackedValue]:
-    many = len(brought.writes) // len(brought.reads)
-    columns = [
-        collectives.unbind_value(collectives.all_gather(stacked_value(mode, x), family), many) for x in brought.reads
-    ]
-    return [column[source] for source in range(many) for column in columns]
+    columns = [collectives.unbind_value(collectives.all_gather(stacked_value(mode, x), family)) for x in brought.reads]
+    return [column[source] for source in range(len(columns[0])) for column in columns]
 
 
 def _gather(mode: Mode, brought: CallArguments, family: GroupFamily) -> list[StackedValue] | None:
     if brought.reads.is_complex():
         return None
     return collectives.unbind_value(
-        collectives.gather(stacked_value(mode, brought.reads), family, brought.root or 0), len(brought.writes)
+        collectives.gather(stacked_value(mode, brought.reads), family, root=brought.root or 0)
     )
 
 
@@ -117,40 +116,30 @@ def exchange_lists(values: Sequence[StackedValue], family: GroupFamily) -> list[
     return [collectives.select(values, family.position, column) for column in columns]
 
 
-_Kernel = Callable[[Any, CallArguments, GroupFamily], "list[StackedValue] | None"]
+# Of one tensor, or of each tensor of a coalesced collective: f(value, family, op, root).
+_OF_EACH_TENSOR: dict[str, Callable[..., StackedValue]] = {
+    "all_reduce": collectives.all_reduce,
+    "all_reduce_coalesced": collectives.all_reduce,
+    "reduce": collectives.reduce,
+    "broadcast": collectives.broadcast,
+    "all_gather_into_tensor": collectives.all_gather_into_tensor,
+    "all_gather_into_tensor_coalesced": collectives.all_gather_into_tensor,
+    "reduce_scatter_tensor": collectives.reduce_scatter,
+    "reduce_scatter_tensor_coalesced": collectives.reduce_scatter,
+}
 
-
-def _each(one: Callable[[StackedValue, CallArguments, GroupFamily], StackedValue]) -> _Kernel:
-    """The kernel that computes `one` for a tensor, or for each tensor of a coalesced collective."""
-
-    def kernel(mode: Mode, brought: CallArguments, family: GroupFamily) -> list[StackedValue]:
-        if isinstance(brought.reads, Tensor):
-            return [one(stacked_value(mode, brought.reads), brought, family)]
-        return [one(stacked_value(mode, x), brought, family) for x in brought.reads]
-
-    return kernel
-
-
-_all_gather_into_tensor = _each(lambda x, _, family: collectives.merge_rows(collectives.all_gather(x, family)))
-_reduce_scatter_tensor = _each(lambda x, brought, family: collectives.reduce_scatter(x, family, brought.op))
-_KERNELS: dict[str, _Kernel] = {
-    "all_reduce": _each(lambda x, brought, family: collectives.all_reduce(x, family, brought.op)),
-    "all_reduce_coalesced": _all_reduce_coalesced,
-    "reduce": _each(lambda x, brought, family: collectives.reduce(x, family, brought.op, brought.root or 0)),
-    "broadcast": _each(lambda x, brought, family: collectives.broadcast(x, family, brought.root or 0)),
+_KERNELS: dict[str, Callable[[Any, CallArguments, GroupFamily], list[StackedValue] | None]] = {
     "all_gather": _all_gather,
     "all_gather_coalesced": _all_gather_coalesced,
-    "all_gather_into_tensor": _all_gather_into_tensor,
-    "all_gather_into_tensor_coalesced": _all_gather_into_tensor,
     "gather": _gather,
     "scatter": _scatter,
     "reduce_scatter": _reduce_scatter,
-    "reduce_scatter_tensor": _reduce_scatter_tensor,
-    "reduce_scatter_tensor_coalesced": _reduce_scatter_tensor,
     "all_to_all": lambda mode, brought, family: exchange_lists(_values(mode, brought.reads), family),
-    "all_to_all_single": _each(
-        lambda x, brought, family: collectives.all_to_all_single(x, family, brought.input_splits, brought.output_splits)
-    ),
+    "all_to_all_single": lambda mode, brought, family: [
+        collectives.all_to_all_single(
+            stacked_value(mode, brought.reads), family, brought.input_splits, brought.output_splits
+        )
+    ],
 }
 
 

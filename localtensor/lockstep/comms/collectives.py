@@ -8,8 +8,8 @@ not cover, and errors, go to collectives/reference.py on each rank's own tensors
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +49,10 @@ class StackedValue(NamedTuple):
     def stack(self, cell: int) -> Tensor:
         """A cell as a stack, also where it has one row."""
         return self.cells[cell] if self.held.sizes[cell] > 1 else self.cells[cell][None]
+
+
+stacked: Callable[[tuple[Cells, Partition]], StackedValue] = partial(tuple.__new__, StackedValue)
+"""The value of (cells, partition), as `StackedValue(*each)` makes it, without a call of a function in Python."""
 
 
 class _ShapesDiffer(Exception):
@@ -108,28 +112,44 @@ def check_all_hold(call: str, held: Partition, family: GroupFamily) -> None:
         raise NotHeld(call, missing.tolist(), np.flatnonzero(held.row_of >= 0).tolist())
 
 
-def _run_on_stacks(
-    call: str, value: StackedValue, family: GroupFamily, plan_of: stacked_collectives.PlanFunction, readers: Readers,
-    do: Callable[[Tensor, IndexPlan], Tensor], plain: Reference, *, keep: bool = False, root: int = 0,
-) -> StackedValue:  # fmt: skip
-    """The collective cell by cell, or group by group where shapes differ.  With `keep`, ranks outside of all groups
-    keep their tensors."""
-    if not value.held.complete:
-        check_all_hold(call, value.held, family)
-    if len(value.cells) > 1:
-        value = StackedValue(*merge_alike(*value, by_shape=True))  # strides are not sent
-    how = stacked_collectives.collective_plan(plan_of, readers, root, value.held, family, keep)
-    if how is None:
-        return group_by_group(value, family, plain, keep=keep)
+@dataclass(frozen=True, eq=False, slots=True)
+class StackKernel:
+    """A collective on stacks: `do` makes the stack of results of a stack and its index plan, `plan_of` the plan.
+
+    Where shapes differ within a group, `plain` makes its results of the tensors of one group; it gets the reduction and the root, too.
+    With `keep`, ranks outside of all groups keep their tensors.
+    """
+
+    call: str
+    plan_of: stacked_collectives.PlanFunction | None
+    readers: Readers
+    do: Callable[[Tensor, IndexPlan, Any], Tensor] | None
+    plain: Callable[[list[Any], Any, int], Sequence[Any]]
+    keep: bool = False
+
+
+def run_on_stacks(
+    kernel: StackKernel, value: StackedValue, family: GroupFamily, op: Any = None, root: int = 0
+) -> StackedValue:
+    """The collective cell by cell, or group by group where shapes differ; `op` is the reduction."""
+    cells, held = value
+    if not held.complete:
+        check_all_hold(kernel.call, held, family)
+    if len(cells) > 1:
+        value = cells, held = stacked(merge_alike(cells, held, by_shape=True))  # strides are not sent
+    keep, do = kernel.keep, kernel.do
+    how = stacked_collectives.collective_plan(kernel.plan_of, kernel.readers, root, held, family, keep)
     stacks = []
     try:
-        for cell, plan in how.steps:
-            stacks.append(do(value.stack(cell), plan))
+        for cell, plan in how.steps if how is not None else ():
+            stacks.append(do(cells[cell] if held.sizes[cell] > 1 else cells[cell][None], plan, op))  # type: ignore[misc]
     except _ShapesDiffer:
-        return group_by_group(value, family, plain, keep=keep)
+        how = None
+    if how is None:
+        return group_by_group(value, family, lambda mine: kernel.plain(mine, op, root), keep=keep)
     for cell, rows in how.kept:
-        stacks.append(take_rows(value.stack(cell), rows))
-    return _value_of_stacks(stacks, how.held, value.cells)
+        stacks.append(take_rows(cells[cell] if held.sizes[cell] > 1 else cells[cell][None], rows))
+    return _value_of_stacks(stacks, how.held, cells)
 
 
 def _value_of_stacks(stacks: Sequence[Tensor], held: Partition, brought: Sequence[Tensor]) -> StackedValue:
@@ -137,7 +157,7 @@ def _value_of_stacks(stacks: Sequence[Tensor], held: Partition, brought: Sequenc
     if len(stacks) == len(brought) == 1:
         cell = stacks[0] if stacks[0].shape[0] > 1 else stacks[0][0]
         taken = cell.untyped_storage().data_ptr() == brought[0].untyped_storage().data_ptr()
-        return StackedValue((cell.clone() if taken else cell,), held)
+        return stacked(((cell.clone() if taken else cell,), held))
     cells, held = merge_alike(tuple(x if x.shape[0] > 1 else x[0] for x in stacks), held)
     taken_up = {cell.untyped_storage().data_ptr() for cell in brought}
     return StackedValue(tuple(x.clone() if x.untyped_storage().data_ptr() in taken_up else x for x in cells), held)
@@ -147,7 +167,8 @@ def group_by_group(value: StackedValue, family: GroupFamily, plain: Reference, *
     """The plain function on the tensors of one group after the other."""
     found: dict[int, Tensor] = {}
     for group in family.groups:
-        found.update(zip(group, plain([value.on(rank) for rank in group]), strict=True))
+        results = zip(group, plain([value.on(rank) for rank in group]), strict=True)
+        found.update((rank, x) for rank, x in results if x is not None)
     done = value_of_ranks(found, family.world)
     rest = ~family.members & (value.held.row_of >= 0)
     return select([done, value], np.where(rest, 1, 0)) if keep and rest.any() else done
@@ -181,89 +202,59 @@ def select(values: Sequence[StackedValue], number: Array, source: Array | None =
 # -- the collectives
 
 
-def all_reduce(value: StackedValue, family: GroupFamily, op: ReductionOp) -> StackedValue:
-    """The reduction of each group's tensors, on every member."""
-    do, plain = partial(stacked_collectives.reduce_rows, op=op), partial(reference.all_reduce, op=op)
-    return _run_on_stacks("all_reduce", value, family, stacked_collectives.fold_plan, Readers.ALL, do, plain, keep=True)
+all_reduce = partial(run_on_stacks, StackKernel(
+    "all_reduce", stacked_collectives.fold_plan, Readers.ALL, stacked_collectives.reduce_rows,
+    lambda held, op, root: reference.all_reduce(held, op), keep=True,
+))  # fmt: skip
+"""The reduction of each group's tensors, on every member."""
+
+reduce = partial(run_on_stacks, StackKernel(
+    "reduce", stacked_collectives.fold_plan, Readers.ROOT, partial(stacked_collectives.reduce_rows, rooted=True),
+    lambda held, op, root: reference.reduce(held, op, root=root), keep=True,
+))  # fmt: skip
+"""The reduction of each group's tensors, on its root alone; other ranks keep their tensors."""
+
+broadcast = partial(run_on_stacks, StackKernel(
+    "broadcast", None, Readers.OF_ROOT, None, lambda held, op, root: reference.broadcast(held, root), keep=True
+))  # fmt: skip
+"""The tensor of each group's root, on every member."""
 
 
-def reduce(value: StackedValue, family: GroupFamily, op: ReductionOp, root: int) -> StackedValue:
-    """The reduction of each group's tensors, on its root alone; other ranks keep their tensors."""
-    do = partial(stacked_collectives.reduce_rows, op=op, rooted=True)
-    plain = partial(reference.reduce, op=op, root=root)
-    return _run_on_stacks(
-        "reduce", value, family, stacked_collectives.fold_plan, Readers.ROOT, do, plain, keep=True, root=root
-    )
-
-
-def broadcast(value: StackedValue, family: GroupFamily, root: int) -> StackedValue:
-    """The tensor of each group's root, on every member."""
-    check_all_hold("broadcast", value.held, family)
-    value = StackedValue(*merge_alike(*value, by_shape=True))  # strides are not sent
-    how = _broadcast_plan(value.held, family, root)
-    if how is None:
-        return group_by_group(value, family, lambda held: reference.broadcast(held, root), keep=True)
-    return _value_of_stacks([take_rows(value.stack(cell), rows) for cell, rows in how.kept], how.held, value.cells)
-
-
-@lru_cache(_MOST_KEPT)
-def _broadcast_plan(held: Partition, family: GroupFamily, root: int) -> stacked_collectives.CollectivePlan | None:
-    """Members read their root's row, other ranks their own; None if shapes differ within a group."""
-    if stacked_collectives.groups_by_cell(held, family) is None:
-        return None
-    roots = np.array([group[root] for group in family.groups])
-    rows = held.row_of[np.where(family.members, roots[family.index], np.arange(family.world))]
-    used, inverse = np.unique(rows[rows >= 0], return_inverse=True)
-    row_of = np.full(family.world, NOWHERE)
-    row_of[rows >= 0] = inverse.reshape(-1)
-    _, sizes = np.unique(held.cell_of[used], return_counts=True)
-    kept = tuple(stacked_collectives.rows_by_cell(held, used))
-    return stacked_collectives.CollectivePlan((), kept, partition(row_of, sizes.tolist()))
-
-
-def _reference_all_gather(held: list[Tensor]) -> list[Tensor]:
+def _reference_all_gather(held: list[Tensor], op: object = None, root: int = 0) -> list[Tensor]:
     return [torch.stack(each) for each in reference.all_gather(held)]
 
 
-def all_gather(value: StackedValue, family: GroupFamily) -> StackedValue:
-    """The tensors of each group along a new dim 0, on every member."""
-    do = stacked_collectives.gather_rows
-    return _run_on_stacks(
-        "all_gather", value, family, stacked_collectives.gather_plan, Readers.ALL, do, _reference_all_gather
-    )
+all_gather = partial(run_on_stacks, StackKernel(
+    "all_gather", stacked_collectives.gather_plan, Readers.ALL, stacked_collectives.gather_rows, _reference_all_gather
+))  # fmt: skip
+"""The tensors of each group along a new dim 0, on every member."""
+
+all_gather_into_tensor = partial(run_on_stacks, StackKernel(
+    "all_gather", stacked_collectives.gather_plan, Readers.ALL, stacked_collectives.concatenate_rows,
+    lambda held, op, root: [x.flatten(0, 1) if x.dim() > 1 else x for x in _reference_all_gather(held)],
+))  # fmt: skip
+"""The tensors of each group along dim 0, on every member; scalars make one row."""
+
+gather = partial(run_on_stacks, StackKernel(
+    "gather", stacked_collectives.gather_plan, Readers.ROOT, stacked_collectives.gather_rows,
+    lambda held, op, root: [x if i == root else None for i, x in enumerate(_reference_all_gather(held))],
+))  # fmt: skip
+"""The tensors of each group along a new dim 0, on its root alone; other ranks hold nothing."""
 
 
-def gather(value: StackedValue, family: GroupFamily, root: int) -> StackedValue:
-    """The tensors of each group along a new dim 0, on its root alone; other ranks hold nothing."""
-    check_all_hold("gather", value.held, family)
-    value = StackedValue(*merge_alike(*value, by_shape=True))  # strides are not sent
-    how = stacked_collectives.collective_plan(
-        stacked_collectives.gather_plan, Readers.ROOT, root, value.held, family, False
-    )
-    if how is not None:
-        stacks = [stacked_collectives.gather_rows(value.stack(cell), plan) for cell, plan in how.steps]
-        return _value_of_stacks(stacks, how.held, value.cells)
-    found = {group[root]: _reference_all_gather([value.on(rank) for rank in group])[root] for group in family.groups}
-    return value_of_ranks(found, family.world)
-
-
-def reduce_scatter(value: StackedValue, family: GroupFamily, op: ReductionOp) -> StackedValue:
-    """Each member's piece, along dim 0, of the reduction of its group's tensors; dim 0 must divide."""
-
-    def do(x: Tensor, plan: IndexPlan) -> Tensor:
-        _check_divides(x, plan)
-        done = stacked_collectives.reduce_rows(x, plan, op)
-        return done.reshape(done.shape[0] * plan.members, done.shape[1] // plan.members, *done.shape[2:])
-
-    plain = partial(reference.reduce_scatter_tensor, op=op)
-    return _run_on_stacks(
-        "reduce_scatter_tensor", value, family, stacked_collectives.fold_plan, Readers.PIECES, do, plain
-    )
-
-
-def _check_divides(x: Tensor, plan: IndexPlan) -> None:
-    if x.dim() < 2 or x.shape[1] % plan.members:
+def _reduce_and_cut(x: Tensor, plan: IndexPlan, op: ReductionOp) -> Tensor:
+    members = plan.members
+    if x.dim() < 2 or x.shape[1] % members:
         raise _ShapesDiffer
+    done = stacked_collectives.reduce_rows(x, plan, op)
+    return done.reshape(done.shape[0] * members, done.shape[1] // members, *done.shape[2:])
+
+
+reduce_scatter = partial(run_on_stacks, StackKernel(
+    "reduce_scatter_tensor", stacked_collectives.fold_plan, Readers.PIECES, _reduce_and_cut,
+    lambda held, op, root: reference.reduce_scatter_tensor(held, op=op),
+))  # fmt: skip
+"""Each member's piece, along dim 0, of the reduction of its group's tensors; dim 0 must divide."""
 
 
 def all_to_all_single(value: StackedValue, family: GroupFamily, sent: Sizes = None, got: Sizes = None) -> StackedValue:
@@ -271,11 +262,8 @@ def all_to_all_single(value: StackedValue, family: GroupFamily, sent: Sizes = No
 
     `sent` and `got` are the rows to and from each member, ints that may differ by rank; None means equal pieces.
     """
-    if _rows_are_even(value, family, sent) and _rows_are_even(value, family, got):
-        do, plain = _exchange_dim_0, reference.all_to_all_single
-        return _run_on_stacks(
-            "all_to_all_single", value, family, stacked_collectives.gather_plan, Readers.PIECES, do, plain
-        )
+    if is_contiguous(value) and (not (sent or got) or all(_rows_are_even(value, family, each) for each in (sent, got))):
+        return run_on_stacks(_exchange, value, family)
     check_all_hold("all_to_all_single", value.held, family)
     found: dict[int, Tensor] = {}
     for group in family.groups:
@@ -288,26 +276,34 @@ def all_to_all_single(value: StackedValue, family: GroupFamily, sent: Sizes = No
     return value_of_ranks(found, family.world)
 
 
-def _exchange_dim_0(x: Tensor, plan: IndexPlan) -> Tensor:
-    _check_divides(x, plan)
-    rows = stacked_collectives.exchange_rows(x.unflatten(1, (plan.members, x.shape[1] // plan.members)), plan)
-    return rows.reshape(rows.shape[0], *x.shape[1:])
+def _exchange_dim_0(x: Tensor, plan: IndexPlan, op: object) -> Tensor:
+    shape, members = x.shape, plan.members
+    if len(shape) < 2 or shape[1] % members:
+        raise _ShapesDiffer
+    rows = stacked_collectives.exchange_rows(x.reshape(shape[0], members, shape[1] // members, *shape[2:]), plan)
+    return rows.reshape(rows.shape[0], *shape[1:])
+
+
+_exchange = StackKernel(
+    "all_to_all_single", stacked_collectives.gather_plan, Readers.PIECES, _exchange_dim_0,
+    lambda held, op, root: reference.all_to_all_single(held),
+)  # fmt: skip
 
 
 def _rows_are_even(value: StackedValue, family: GroupFamily, splits: Sizes) -> bool:
     if splits is None or len(splits) == 0:
-        return is_contiguous(value)
-    if not all(type(size) is int and size == splits[0] for size in splits):
+        return True
+    if set(map(type, splits)) != {int} or splits.count(splits[0]) < len(splits):
         return False
     rows = [tuple(cell.shape[count > 1 :])[:1] for cell, count in zip(value.cells, value.held.sizes, strict=True)]
     members = family.matrix is not None and family.matrix.shape[1] == len(splits)
-    return members and set(rows) == {(splits[0] * len(splits),)} and is_contiguous(value)
+    return members and set(rows) == {(splits[0] * len(splits),)}
 
 
 def shard_dim_alltoall(value: StackedValue, family: GroupFamily, gather_dim: int, shard_dim: int) -> StackedValue:
     """Shards of `gather_dim` become shards of `shard_dim`, which must divide."""
 
-    def do(x: Tensor, plan: IndexPlan) -> Tensor:
+    def do(x: Tensor, plan: IndexPlan, op: object) -> Tensor:
         members, dims = plan.members, range(x.dim() - 1)
         if shard_dim not in dims or gather_dim not in dims or x.shape[shard_dim + 1] % members:
             raise _ShapesDiffer
@@ -316,10 +312,9 @@ def shard_dim_alltoall(value: StackedValue, family: GroupFamily, gather_dim: int
         rows = stacked_collectives.exchange_rows(cut, plan)
         return rows.movedim(1, gather_dim + 1).flatten(gather_dim + 1, gather_dim + 2).contiguous()
 
-    plain = partial(reference.shard_dim_alltoall, gather_dim=gather_dim, shard_dim=shard_dim)
-    return _run_on_stacks(
-        "shard_dim_alltoall", value, family, stacked_collectives.gather_plan, Readers.PIECES, do, plain
-    )
+    plain = lambda held, op, root: reference.shard_dim_alltoall(held, gather_dim=gather_dim, shard_dim=shard_dim)  # noqa: E731
+    kernel = StackKernel("shard_dim_alltoall", stacked_collectives.gather_plan, Readers.PIECES, do, plain)
+    return run_on_stacks(kernel, value, family)
 
 
 def permute(value: StackedValue, family: GroupFamily, destinations: Sequence[int]) -> StackedValue:
@@ -347,7 +342,7 @@ def stacked_value(mode: Mode, x: Tensor) -> StackedValue:
     Raises `NotTraceable` for a tensor without values, as there are where a graph is recorded: an op on it would end in a native crash.
     """
     if isinstance(x, LocalTensor):
-        return StackedValue(x._cells, x._partition)
+        return stacked((x._cells, x._partition))
     if has_no_values(x):
         problem = "it stands for one rank's tensor, and each rank takes its own part of it"
         raise NotTraceable("LocalTensorMode", f"a {type(x).__name__}", problem, "Run this part op by op.", user_place())
@@ -382,15 +377,17 @@ def _map_stacks(value: StackedValue, change: Callable[[Tensor], Tensor]) -> Stac
     return StackedValue(tuple(cells), value.held)
 
 
-def unbind_value(value: StackedValue, count: int) -> list[StackedValue]:
-    """The `count` slices along dim 0 of each rank's tensor, as views."""
-    pairs = list(zip(value.cells, value.held.sizes, strict=True))
-    cells = [tuple(cell[:, i] if rows > 1 else cell[i] for cell, rows in pairs) for i in range(count)]
-    return [StackedValue(each, value.held) for each in cells]
+def unbind_value(value: StackedValue) -> list[StackedValue]:
+    """The slices along dim 0 of each rank's tensor, as views."""
+    cells, held = value
+    columns = [cell.unbind(int(rows > 1)) for cell, rows in zip(cells, held.sizes, strict=True)]
+    return [stacked((each, held)) for each in zip(*columns, strict=True)]
 
 
 def is_contiguous(value: StackedValue) -> bool:
     """Whether each rank's tensor is contiguous."""
+    if len(value.cells) == 1 and value.cells[0].is_contiguous():
+        return True
     pairs = zip(value.cells, value.held.sizes, strict=True)
     return all((cell[0] if rows > 1 else cell).is_contiguous() for cell, rows in pairs)
 

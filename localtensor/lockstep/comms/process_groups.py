@@ -39,7 +39,9 @@ class LockstepGroup(dist.ProcessGroup):
         self.mode, self.name_in_mode, self.by_number = mode, name, by_number
         self._groups = list(groups)
         self._family: GroupFamily | None = None
-        backend = cpp.FakeProcessGroup._create_internal(0, len(groups[0]))
+        options = cpp.FakeProcessGroup.Options()
+        options.error_on_collective = True  # what comes to it has the tensors of one rank, and it would move nothing
+        backend = cpp.FakeProcessGroup._create_internal(0, len(groups[0]), options)
         for device in ("cpu", "cuda"):
             self._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, backend)
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
@@ -152,6 +154,10 @@ def _foreign_group_error(group: object) -> BadGroup:
 
 class LockstepWorld(IndependentWorld):
     """The process groups of one mode."""
+
+    default_pg: Any = (
+        None  # an attribute, where torch has a property: each call of torch.distributed reads it several times
+    )
 
     def __init__(self, mode: Mode, serial: int) -> None:
         super().__init__()

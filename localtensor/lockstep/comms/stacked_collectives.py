@@ -204,9 +204,17 @@ def reduce_rows(x: Tensor, plan: IndexPlan, op: ReductionOp, *, rooted: bool = F
     return divide(x, plan.members) if op == "avg" else x
 
 
-def gather_rows(x: Tensor, plan: IndexPlan) -> Tensor:
+def gather_rows(x: Tensor, plan: IndexPlan, op: object = None) -> Tensor:
     """All members' tensors along a new dim 1; a row for each different group."""
     return take_rows(x, plan.last).reshape(plan.rows, plan.members, *x.shape[1:])
+
+
+def concatenate_rows(x: Tensor, plan: IndexPlan, op: object = None) -> Tensor:
+    """All members' tensors along dim 1, scalars as one element each; a row for each different group."""
+    rows, sizes = take_rows(x, plan.last), x.shape[1:]
+    if not sizes:
+        return rows.reshape(plan.rows, plan.members)
+    return rows.reshape(plan.rows, plan.members * sizes[0], *sizes[1:])
 
 
 def exchange_rows(x: Tensor, plan: IndexPlan) -> Tensor:
@@ -255,7 +263,7 @@ def groups_by_cell(held: Partition, family: GroupFamily) -> tuple[CellGroups, ..
     return tuple(found)
 
 
-PlanFunction = Callable[[Array], IndexPlan]  # fold_plan or gather_plan
+PlanFunction = Callable[[Array], IndexPlan]  # fold_plan or gather_plan; none is needed where rows are only read
 
 
 class Readers(Enum):
@@ -264,18 +272,21 @@ class Readers(Enum):
     ALL = "all members read one row"
     ROOT = "only the root reads it"
     PIECES = "the row is cut into pieces, and each member reads its own"
+    OF_ROOT = "all members read the root's own row"
 
     __hash__ = object.__hash__  # of C: each collective asks for it
 
 
 @lru_cache(_MOST_KEPT)
 def collective_plan(
-    plan_of: PlanFunction, readers: Readers, root: int, held: Partition, family: GroupFamily, keep: bool
+    plan_of: PlanFunction | None, readers: Readers, root: int, held: Partition, family: GroupFamily, keep: bool
 ) -> CollectivePlan | None:
     """The plan of a collective; None if shapes differ within a group.  With `keep`, ranks in no group keep their rows."""
     found = groups_by_cell(held, family)
     if found is None:
         return None
+    if plan_of is None:
+        return _broadcast_plan(held, family, root)
     row_of, sizes, steps, kept, start = np.full(family.world, NOWHERE), [], [], [], 0
     for spot in found:
         plan = plan_of(spot.ids)
@@ -292,6 +303,17 @@ def collective_plan(
         kept += rows_by_cell(held, used)
         sizes += np.unique(held.cell_of[used], return_counts=True)[1].tolist()
     return CollectivePlan(tuple(steps), tuple(kept), partition(row_of, sizes))
+
+
+def _broadcast_plan(held: Partition, family: GroupFamily, root: int) -> CollectivePlan:
+    """Members read their root's row, other ranks their own."""
+    roots = np.array([group[root] for group in family.groups])
+    rows = held.row_of[np.where(family.members, roots[family.index], np.arange(family.world))]
+    used, inverse = np.unique(rows[rows >= 0], return_inverse=True)
+    row_of = np.full(family.world, NOWHERE)
+    row_of[rows >= 0] = inverse.reshape(-1)
+    _, sizes = np.unique(held.cell_of[used], return_counts=True)
+    return CollectivePlan((), tuple(rows_by_cell(held, used)), partition(row_of, sizes.tolist()))
 
 
 def rows_by_cell(held: Partition, rows: Array) -> list[tuple[int, RowIndex]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._library.custom_ops import OPDEFS
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils import _python_dispatch
 
@@ -51,6 +52,44 @@ def functional_overload(op: OpOverload) -> OpOverload | None:
 
 def _input_types(op: OpOverload) -> list[tuple[str, str]]:
     return [(argument.name, str(argument.type)) for argument in op._schema.arguments if not argument.is_out]
+
+
+# -- ops of programs
+
+
+_ONE_RANK = "it has the tensors of one rank, and no other comes to it"
+_communicating: set[str] = set()
+"""The names of custom ops that were found to communicate."""
+
+
+def run_custom_op(run_op: Fn) -> Fn:
+    """The function that runs an op that is defined in Python: by `run_op`, on each different value, or where it communicates as it is written."""
+
+    def run(mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
+        name = func._schema.name
+        if name not in _communicating:
+            try:
+                return run_op(mode, func, args, kwargs)
+            except RuntimeError as error:
+                if not is_lost_collective(error):
+                    raise
+            if func._schema.is_mutable:
+                raise NotInLockstep(str(func), "it communicates, and may have written to tensors of one rank before")
+            _communicating.add(name)
+        return OPDEFS[name]._init_fn(*args, **kwargs)
+
+    return run
+
+
+def is_lost_collective(error: BaseException) -> bool:
+    """Whether a collective has come to the backend of a group in lockstep, which has the tensors of one rank and would move nothing."""
+    return "error_on_collective" in str(error)
+
+
+def refuse_lost_collective(error: RuntimeError, call: str) -> None:
+    """Raises `NotInLockstep` if the error is that of a collective in a function that runs for one rank at a time."""
+    if is_lost_collective(error):
+        raise NotInLockstep(call, _ONE_RANK) from error
 
 
 def _run_functional(mode: Mode, func: OpOverload, functional: OpOverload, args: Args, kwargs: Kwargs) -> object:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from localtensor.lockstep.values.partition import (
     refinement,
     selections,
 )
-from localtensor.lockstep.values.rank_int import is_rank_number
+from localtensor.lockstep.values.rank_int import RankBool, RankInt
 from localtensor.lockstep.values.rng_streams import Stream
 from localtensor.lockstep.values.storage import Memory, SeparateRows, any_overlap, memory_of, refine
 
@@ -52,9 +53,10 @@ EXCLUDED = _key_set(["Python", "PythonTLSSnapshot", "ADInplaceOrView", *_EXCLUDE
 _INCLUDED = _key_set(["BackendSelect"])
 
 
-def plain_dispatch() -> AbstractContextManager[object]:
-    """While inside, ops see plain tensors: no mode, subclass or autograd takes part."""
-    return torch._C._ForceDispatchKeyGuard(_INCLUDED, EXCLUDED)
+plain_dispatch: Callable[[], AbstractContextManager[object]] = partial(
+    torch._C._ForceDispatchKeyGuard, _INCLUDED, EXCLUDED
+)
+"""While inside, ops see plain tensors: no mode, subclass or autograd takes part."""
 
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default  # the result of `torch.tensor`, as a "view" of it
@@ -83,7 +85,7 @@ class Operands:
                 self.add(value._partition)
             elif kind is list or kind is tuple:
                 self._look(func, value)
-            elif (kind is torch.SymInt or kind is torch.SymBool) and is_rank_number(value):
+            elif kind is RankInt or kind is RankBool:
                 self.add(by_value(value.node.values.astype(np.int64, copy=False), value.node.held))
 
     def add(self, other: Partition) -> None:

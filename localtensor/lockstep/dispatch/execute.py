@@ -20,7 +20,7 @@ from localtensor.lockstep.dispatch.batching import add_dims
 from localtensor.lockstep.dispatch.op_table import Execution, OpTraits
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.partition import Partition, selections
-from localtensor.lockstep.values.rank_int import is_rank_number, on_rank, rank_bool, rank_int
+from localtensor.lockstep.values.rank_int import RankBool, RankInt, on_rank, rank_bool, rank_int
 from localtensor.lockstep.values.stacks import cells_of_rows, copy_as_blocks, dense_strides, is_in_blocks, merge_alike
 from localtensor.lockstep.values.storage import Memory, SeparateRows
 
@@ -188,7 +188,7 @@ class CellReader:
         self.stacked = False
         if kind is list or kind is tuple:
             return self.map(value)
-        if (kind is torch.SymInt or kind is torch.SymBool) and is_rank_number(value):
+        if kind is RankInt or kind is RankBool:
             if self.rank < 0:
                 self.rank = self.final.ranks(self.final.starts[self.cell])[0]
             return on_rank(value, self.rank)

@@ -38,6 +38,7 @@ from localtensor.lockstep.values.sym_nodes import RankBools, RankInts
 
 _UNEVEN = "its shape or strides differ between ranks, and each of them needs a graph of its own"
 _GRAPH_BREAK = "Differs between ranks of a LocalTensorMode"
+_KNOWN = "_of_local_tensors"  # an attribute of a FakeTensorMode: the fake tensor of each LocalTensor
 _SHARED = "it shares memory with another input, which a compiled graph would not see"
 
 
@@ -63,7 +64,7 @@ def _fake_of_one_rank(original: Fn, fakes: Any, tensor: LocalTensor, *args: Any,
     """As `_fake`, of a LocalTensor."""
     if getattr(kwargs.get("source"), "member", None) == "_base":  # the base of a view: Dynamo asks for its sizes alone
         return original(fakes, tensor_of_one_rank(tensor), *args, **kwargs)
-    known = fakes.__dict__.setdefault("_of_local_tensors", WeakIdKeyDictionary())
+    known = fakes.__dict__.setdefault(_KNOWN, WeakIdKeyDictionary())
     if tensor not in known:
         why = _no_fake(fakes, tensor)
         if why:
@@ -76,7 +77,7 @@ def _no_fake(fakes: Any, x: LocalTensor) -> tuple[str, str] | None:
     """Why a LocalTensor cannot be compiled, and what to do; None if it can be."""
     if is_uneven(x):
         return _UNEVEN, "Pad it to one shape, or run this part op by op."
-    known = fakes.__dict__.get("_of_local_tensors", ())
+    known = fakes.__dict__.get(_KNOWN, ())
     if any(other is not x and share_memory(x, other) for other in known):
         return _SHARED, "Pass a clone, or take the view inside."
     return None
@@ -275,6 +276,7 @@ class Compiler:
                 return args[0].forward
 
         backend.__name__ = getattr(compile_graph, "__name__", "backend")
+        backend.__dict__["compile_graph"] = compile_graph
         self._torchdynamo_orig_backend: Any = catch_errors_wrapper(
             converter._clone_with_backend(backend), callback.hooks
         )
@@ -293,6 +295,19 @@ class Compiler:
         """Forget what was compiled."""
         for code in self._codes:
             torch._C._dynamo.eval_frame.reset_code(code)
+
+
+def _is_registered(mode: Mode, original: Fn, backend: Any) -> object:
+    """Whether it is a backend of torch, behind which Dynamo forgets the tensors that it has seen; `swap_tensors` refuses them before."""
+    from torch._dynamo.eval_frame import innermost_backend
+
+    return original(innermost_backend(getattr(backend, "compile_graph", backend)))
+
+
+def _forget_tensors(mode: Mode, original: Fn, fakes: Any) -> None:
+    original(fakes)
+    if fakes is not None:
+        fakes.__dict__.pop(_KNOWN, None)
 
 
 def _callback(mode: Any, original: Fn, callback: Any) -> object:
@@ -332,6 +347,8 @@ def install_in_dynamo() -> None:
     patch_attribute(functions.SkipFunctionVariable, "call_function", _call_of_skipped)
     patch_attribute(builder, "infer_subclass_type", _plain_kind)
     patch_attribute(convert_frame, "_compile", _compile_frame)
+    patch_attribute(convert_frame, "_is_registered_backend", _is_registered)
+    patch_attribute(convert_frame, "_clear_fake_mode_weakrefs", _forget_tensors)
     patch_attribute(eval_frame, "_callback_from_stance", _callback)
     if hasattr(runtime_wrappers, "HANDLED_TYPES"):  # of the mode that looks at a compiled function's first call
         runtime_wrappers.HANDLED_TYPES = proxy_tensor.HANDLED_TYPES

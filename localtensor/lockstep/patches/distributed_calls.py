@@ -18,7 +18,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as with_gradients
 from torch import Tensor
@@ -36,7 +35,7 @@ from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute, patch_distributed, refuse
 from localtensor.lockstep.values.local_tensor import Mode, wrap
 from localtensor.lockstep.values.partition import NOWHERE, Array
-from localtensor.lockstep.values.rank_int import is_rank_int, rank_int, rank_values
+from localtensor.lockstep.values.rank_int import RankInt, is_rank_int, rank_int, rank_values
 
 
 def object_from_source(mode: Mode, thing: object, source: Array) -> object:
@@ -65,7 +64,7 @@ def _select_leaf(mode: Mode, leaves: list[Any], number: Array, source: Array, us
         with plain_dispatch():
             values = [stacked_value(mode, x if isinstance(x, Tensor) else first) for x in leaves]
             return wrap(*collectives.select(values, number, source), mode)
-    if all(type(leaves[index]) in (int, torch.SymInt) for index in used):
+    if all(type(leaves[index]) in (int, RankInt) for index in used):
         table = [x.node.values if is_rank_int(x) else np.full(mode.world, x if type(x) is int else 0) for x in leaves]
         held = (number >= 0) & (mode.everyone.row_of >= 0)
         return rank_int(np.array(table)[np.maximum(number, 0), np.maximum(source, 0)], None if held.all() else held)
@@ -123,6 +122,8 @@ def _barrier(mode: Mode, original: Fn, *args: object, **kwargs: object) -> objec
 
 def _all_to_all_single(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
     """Splits that differ by rank bypass c10d's op, which takes plain ints only."""
+    if len(args) <= 2 and "output_split_sizes" not in kwargs and "input_split_sizes" not in kwargs:
+        return original(*args, **kwargs)
     options = bound_arguments(original, args, kwargs)
     splits = [list(options.get(f"{name}_split_sizes") or ()) for name in ("output", "input")]
     if not any(map(is_rank_int, [*splits[0], *splits[1]])):
@@ -229,7 +230,7 @@ def _batch(mode: Any, original: Fn, messages: list[Any]) -> list[Any]:
             mode.check_not_in_flight(one.tensor, "irecv")
             brought = CallArguments([], [one.tensor])
             with plain_dispatch():
-                c10d_dispatch.write_result(mode, one.tensor, value, "irecv", brought, family)
+                c10d_dispatch.write_results(mode, [one.tensor], [value], "irecv", brought, family)
             works[id(one)] = c10d_dispatch.LockstepWork(mode, "irecv", brought, family)
             failed.callback(works[id(one)].wait)
         failed.pop_all()

@@ -22,7 +22,7 @@ from localtensor._util.call_sites import Args, Fn, Kwargs
 from localtensor.errors import NotInLockstep, RanksDiverge
 from localtensor.lockstep.comms.collectives import select, stacked_value
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
-from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute, refuse
+from localtensor.lockstep.patches.rank_queries import Patch, dispatch_by_mode, patch_attribute, refuse
 from localtensor.lockstep.patches.shard_offsets import number_of_rank
 from localtensor.lockstep.values.formatting import as_if_padded, user_place
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
@@ -188,7 +188,24 @@ class _NotCompiled:
         return ambient.lockstep() is not None or bool(self._otherwise)
 
 
+def _block_mask(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
+    """The block mask of context parallel, which torch compiles as a whole: it knows the rank's place, so it is made op by op."""
+    return importlib.import_module(_FLEX).create_block_mask(*args, **kwargs)
+
+
+def _compiled_block_mask(*args: object, **kwargs: object) -> object:
+    """As torch's own, which it compiles when it is first called."""
+    return _compile_block_mask()(*args, **kwargs)
+
+
+@cache
+def _compile_block_mask() -> Any:
+    return torch.compile(importlib.import_module(_FLEX).create_block_mask, dynamic=False, fullgraph=True)
+
+
 _FLEX, _FLAG = "torch.nn.attention.flex_attention", "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+_CONTEXT = "torch.distributed.tensor.experimental._context_parallel._attention"
+_MASK = "_compiled_create_block_mask"
 _FSDP = "torch.distributed.fsdp._fully_shard"
 # Module, class (or ""), name, and replacement.  Tried on torch 2.11.0, 2.13.0 and 2.15.0; read in the sources of 2.12
 # and 2.14.
@@ -232,6 +249,9 @@ def install() -> None:
     attention = importlib.import_module(_FLEX)
     if hasattr(attention, _FLAG):
         setattr(attention, _FLAG, _NotCompiled(getattr(attention, _FLAG)))
+    parallel = importlib.import_module(_CONTEXT)
+    if hasattr(parallel, _MASK):
+        setattr(parallel, _MASK, dispatch_by_mode(getattr(parallel, _MASK) or _compiled_block_mask, _block_mask))
     for name, kind, why in REFUSED:
         owner = getattr(importlib.import_module(name), kind, None)
         if owner is not None:

@@ -134,7 +134,7 @@ def check_numbers(mode: Mode, args: Args, kwargs: Kwargs) -> None:
     """Raises `NotTraceable` for an int of each rank among the arguments of an op."""
     for value in (*args, *kwargs.values()):
         for number in value if type(value) in (list, tuple) else (value,):
-            if type(number) is torch.SymInt:
+            if isinstance(number, torch.SymInt):
                 check_graph_value(mode, number)
 
 

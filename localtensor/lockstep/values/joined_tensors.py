@@ -24,11 +24,8 @@ class JoinedTensors:
     """Which tensors of a mode were made of which others, by their memories, as long as they are there."""
 
     def __init__(self) -> None:
-        self._joined: list[tuple[weakref.ref[Any], Keys]] = []
+        self.pairs: list[tuple[weakref.ref[Any], Keys]] = []  # empty as long as none was made
         self._narrowed: list[tuple[weakref.ref[Any], Keys]] = []  # what one of the kinds of rank has of another tensor
-
-    def __bool__(self) -> bool:
-        return bool(self._joined)
 
     def narrowed(self, copy: Tensor, whole: Tensor) -> None:
         """`copy` has the values of some ranks of another tensor."""
@@ -36,7 +33,7 @@ class JoinedTensors:
 
     def joined(self, copy: Tensor, of: Iterable[Tensor]) -> None:
         """`copy` is one of these tensors on each rank."""
-        self._joined = self._with(self._joined, copy, of)
+        self.pairs = self._with(self.pairs, copy, of)
 
     def _with(self, known: list[tuple[weakref.ref[Any], Keys]], copy: Tensor, of: Iterable[Tensor]) -> Any:
         key, sources = _key(copy), []
@@ -46,14 +43,14 @@ class JoinedTensors:
         return [(one, others) for one, others in known if one() is not None] + [(weakref.ref(key), sources)]
 
     def _sources(self, key: object) -> Keys:
-        return [source for one, sources in (*self._narrowed, *self._joined) if one() is key for source in sources]
+        return [source for one, sources in (*self._narrowed, *self.pairs) if one() is key for source in sources]
 
     def check_write(self, x: Tensor, op: str) -> None:
         """Raises `NotInLockstep` if another tensor has what is written here, on some ranks only."""
-        if not self._joined:
+        if not self.pairs:
             return
         key = _key(x)
-        for copy, sources in self._joined:
+        for copy, sources in self.pairs:
             made = copy()
             there = [one for source in sources if (one := source()) is not None and one is not made]
             if made is not None and there and any(one is key for one in (made, *there)):

@@ -26,7 +26,7 @@ from localtensor.lockstep.values.partition import Array, Partition, by_value, on
 from localtensor.lockstep.values.rank_int import rank_int, rank_lists
 from localtensor.lockstep.values.rng_streams import Streams
 from localtensor.lockstep.values.stacks import cells_of_rows, deduplicate, has_sym_ints, index_by_rank, write_by_rank
-from localtensor.lockstep.values.storage import Memory
+from localtensor.lockstep.values.storage import Memory, shared_cells
 from localtensor.lockstep.values.sym_nodes import RankInts
 
 if TYPE_CHECKING:
@@ -223,8 +223,9 @@ class LocalTensor(Tensor):
             if not self.is_leaf:  # torch's own message
                 raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
             with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-                cells = tuple(cell.clone() for cell in self._cells)
-            twin = memo[id(self)] = wrap(cells, self._partition, self._mode)
+                alone = isinstance(self, torch.nn.Parameter)  # torch copies the memory of each weight by itself
+                cells, memory = (tuple(x.clone() for x in self._cells), None) if alone else shared_cells(self, memo)
+            twin = memo[id(self)] = wrap(cells, self._partition, self._mode, memory)
             twin.requires_grad_(self.requires_grad)
             twin.__dict__.update(copy.deepcopy(self._extra(), memo))
             if self.grad is not None:
@@ -234,8 +235,8 @@ class LocalTensor(Tensor):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-            cells = tuple(cell.detach().clone() for cell in self._cells)
-        return unpickled, (cells, self._partition, self.requires_grad, self._extra())
+            cells, memory = shared_cells(self, None)
+        return unpickled, (cells, self._partition, self.requires_grad, self._extra(), memory)
 
     def _extra(self) -> dict[str, Any]:
         """Attributes set by a program; such a mark makes a tensor a parameter."""
@@ -354,13 +355,15 @@ def size_query(name: str, x: LocalTensor, dim: int | None = None, **options: Any
         return all((cell[0] if rows > 1 else cell).is_contiguous(**options) for cell, rows in pairs)
 
 
-def unpickled(cells: tuple[Tensor, ...], held: Partition, requires_grad: bool, extra: dict[str, Any]) -> LocalTensor:
+def unpickled(
+    cells: tuple[Tensor, ...], held: Partition, requires_grad: bool, extra: dict[str, Any], memory: Memory | None = None
+) -> LocalTensor:
     """A LocalTensor from its pickled parts, in the mode of this thread or outside of any."""
     mode = ambient.lockstep()
     if mode is None or mode.world != held.world:
         mode = ambient.idle_mode(held.world)
     plain = tuple(cell._cells[0] if isinstance(cell, LocalTensor) else cell for cell in cells)  # loaded under the mode
-    x = wrap(plain, held, mode)
+    x = wrap(plain, held, mode, memory if memory is not None and memory.holds(plain) else None)
     x.requires_grad_(requires_grad)
     x.__dict__.update(extra)
     return x
@@ -368,7 +371,7 @@ def unpickled(cells: tuple[Tensor, ...], held: Partition, requires_grad: bool, e
 
 torch.serialization.add_safe_globals([  # for `torch.load`; the names are those of files from earlier versions
     torch.SymInt, RankInts,  # the mesh of a DTensor holds the rank's coordinate
-    unpickled, partition, (unpickled, "localtensor.tensor.unpickled"), (partition, "localtensor.folding.partition"),
+    unpickled, partition, Memory, (unpickled, "localtensor.tensor.unpickled"), (partition, "localtensor.folding.partition"),
 ])  # fmt: skip
 
 

@@ -3,14 +3,17 @@
 They are SymInts: arithmetic and comparison work on all ranks at once, see lockstep/values/sym_nodes.py.
 """
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from types import FrameType
 from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from localtensor._util.call_sites import is_user_file
 from localtensor.errors import AnotherMode, NotHeld
 from localtensor.lockstep.values.formatting import user_place
 from localtensor.lockstep.values.partition import Array, Partition
@@ -18,6 +21,55 @@ from localtensor.lockstep.values.sym_nodes import Constant, RankBools, RankInts,
 
 Int = int | torch.SymInt  # one for all ranks, or one of each rank
 _MOST_KEPT = 512  # ints by value: 16 MB with 4096 ranks
+
+
+def _class_for_programs(kind: type) -> Any:
+    """The property `__class__`, which `isinstance` asks for: to a program such a number is one of Python, as on a rank; to torch a SymInt."""
+
+    def asked(number: object) -> type:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__") in _ASK_FOR_OTHERS:
+            frame = frame.f_back
+        return kind if frame is not None and is_user_file(frame.f_code.co_filename) else type(number)
+
+    return property(asked)
+
+
+_ASK_FOR_OTHERS = ("abc", "functools")  # isinstance(x, numbers.Integral), functools.singledispatch
+
+
+class RankInt(torch.SymInt):
+    """An int of each rank: a SymInt of which `isinstance(x, int)` is true in a program."""
+
+    __class__ = _class_for_programs(int)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return torch.SymInt, (self.node,)
+
+
+class RankBool(torch.SymBool):
+    """A bool of each rank: a SymBool of which `isinstance(x, bool)` is true in a program."""
+
+    __class__ = _class_for_programs(bool)
+
+
+_KINDS: dict[type, type] = {RankInts: RankInt, RankBools: RankBool}
+
+
+def _made_by_torch(original: Callable[..., None]) -> Any:
+    """A constructor of SymInts or SymBools: where torch makes one that differs between ranks, it is of these classes, too."""
+
+    def __init__(self: Any, node: Any) -> None:  # noqa: N807
+        original(self, node)
+        kind = _KINDS.get(type(node))
+        if kind is not None and type(self) is not kind:
+            self.__class__ = kind
+
+    return __init__
+
+
+torch.SymInt.__init__ = _made_by_torch(torch.SymInt.__init__)  # type: ignore[method-assign]
+torch.SymBool.__init__ = _made_by_torch(torch.SymBool.__init__)  # type: ignore[method-assign]
 
 
 def rank_int(values: Array | Sequence[int], held: Array | None = None) -> Int:
@@ -45,7 +97,7 @@ def _known(values: bytes, held: bytes | None) -> Int:
     if mask is not None and not mask.any():
         raise NotHeld("rank_int", range(len(array)), ())
     node = int_node(array, mask)
-    return node.constant if type(node) is Constant else torch.SymInt(node)
+    return node.constant if type(node) is Constant else RankInt(node)
 
 
 def rank_bool(values: Array, held: Array | None, words: str) -> bool | torch.SymBool:
@@ -55,7 +107,7 @@ def rank_bool(values: Array, held: Array | None, words: str) -> bool | torch.Sym
     (RankBools(True, False), True)
     """
     node = bool_node(np.array(values), held, lambda: words)
-    return node.constant if type(node) is Constant else torch.SymBool(node)
+    return node.constant if type(node) is Constant else RankBool(node)
 
 
 def rank_lists(cells: Sequence[Tensor], held: Partition) -> Any:

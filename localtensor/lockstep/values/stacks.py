@@ -174,8 +174,8 @@ def _merge_group(group: tuple[int, ...], cells: Cells, held: Partition) -> Tenso
 def has_sym_ints(index: object) -> bool:
     """Whether an index contains ints that may differ between ranks."""
     if type(index) is tuple or type(index) is list:
-        return any(type(one) is torch.SymInt or (type(one) is list and has_sym_ints(one)) for one in index)
-    return type(index) is torch.SymInt
+        return any(isinstance(one, torch.SymInt) or (type(one) is list and has_sym_ints(one)) for one in index)
+    return isinstance(index, torch.SymInt)
 
 
 def index_by_rank(x: Tensor, index: Any) -> Tensor:

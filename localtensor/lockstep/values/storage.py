@@ -6,10 +6,11 @@ in its block.  Splitting copies blocks and puts each view at its old offset in t
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -38,6 +39,16 @@ class Memory:
         self._members = [] if first is None else [weakref.ref(first)]
         self._most = 64
         self.outside = outside
+
+    def __reduce__(self) -> tuple[type[Memory], tuple[()]]:
+        return Memory, ()  # what shares a memory shares one where it is read, too; its tensors join it there
+
+    def holds(self, cells: Sequence[Tensor]) -> bool:
+        """Whether these cells lie in it, or it has none yet: pickle, other than torch.save, writes a storage for each tensor."""
+        for member in self.members()[:1]:
+            pairs = zip(cells, member._cells, strict=True)
+            return all(x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr() for x, y in pairs)
+        return True
 
     def join(self, member: MemoryMember) -> None:
         """Move a tensor to this memory from its former one."""
@@ -85,6 +96,23 @@ def memory_of(x: MemoryMember) -> Memory:
         x._cells = _cells_as_blocks(x)
         x._memory = Memory(x)
     return x._memory
+
+
+def shared_cells(x: MemoryMember, memo: dict[int, Any] | None) -> tuple[tuple[Tensor, ...], Memory | None]:
+    """The cells of a copy, and its memory, which it shares with the copies of what x shares memory with.
+
+    They are the cells themselves, for a pickler, or copies by the memo of `copy.deepcopy`.  The copy of a tensor from outside has no memory.
+    """
+    outside = x._memory is not None and x._memory.outside
+    if outside or x._cells[0].layout is not torch.strided:
+        return tuple(cell.detach().clone() for cell in x._cells), None
+    memory = memory_of(x)
+    if memo is None:
+        return tuple(cell.detach() for cell in x._cells), memory
+    cells = []
+    for cell, rows in zip(x._cells, x._partition.sizes, strict=True):
+        cells.append(_view_in_storage(cell, copy.deepcopy(cell.untyped_storage(), memo), rows, rows))
+    return tuple(cells), memo.setdefault(id(memory), Memory())
 
 
 def refine(x: MemoryMember, finer: Partition) -> None:
@@ -189,8 +217,23 @@ def overwrite(x: MemoryMember, cells: tuple[Tensor, ...], held: Partition) -> No
     A tensor that fills its memory takes the cells and their partition, however coarse; else values are copied in place.
     Each rank's value has as many elements as its tensor.
     """
-    if _is_whole(x):
-        shape = x._cells[0].shape[1:] if x._partition.sizes[0] > 1 else x._cells[0].shape
+    memory, own = x._memory, x._cells[0]
+    outside = memory is not None and memory.outside
+    if (
+        len(x._cells) == 1 and not outside and own.is_contiguous() and _fills(own)
+    ):  # dense, and of one shape on all ranks
+        shape = own.shape[1:] if x._partition.sizes[0] > 1 else own.shape
+        if (
+            memory is None
+            and len(cells) == 1
+            and cells[0].numel() == shape.numel() * held.rows
+            and not own.is_conj() | own.is_neg()
+        ):
+            fresh = cells[0].contiguous()
+            fresh = fresh if _fills(fresh) else fresh.clone()
+            x._cells = (fresh.view(held.rows, *shape) if held.rows > 1 else fresh.view(shape),)
+            x._partition = held
+            return
         shaped: list[Tensor] = []
         for cell, rows in zip(cells, held.sizes, strict=True):
             if cell.numel() != shape.numel() * rows:
@@ -206,12 +249,9 @@ def overwrite(x: MemoryMember, cells: tuple[Tensor, ...], held: Partition) -> No
         cell.copy_(value.reshape(rows, *shape) if take.stacked else value.reshape(shape))
 
 
-def _is_whole(x: MemoryMember) -> bool:
-    """Whether the tensor is dense, has one shape on all ranks, and fills its memory."""
-    if len(x._cells) != 1 or (x._memory is not None and x._memory.outside):
-        return False
-    cell = x._cells[0]
-    return cell.is_contiguous() and cell.untyped_storage().nbytes() == cell.numel() * cell.element_size()
+def _fills(x: Tensor) -> bool:
+    """Whether a dense tensor fills its memory."""
+    return x.untyped_storage().nbytes() == x.numel() * x.element_size()
 
 
 def _replace_cells(x: MemoryMember, cells: list[Tensor], held: Partition) -> None:
@@ -220,8 +260,7 @@ def _replace_cells(x: MemoryMember, cells: list[Tensor], held: Partition) -> Non
         cells = list(merged)
     for place, cell in enumerate(cells):
         dense = cell.contiguous()
-        alone = dense.untyped_storage().nbytes() == dense.numel() * dense.element_size()
-        cells[place] = dense if alone else dense.clone()
+        cells[place] = dense if _fills(dense) else dense.clone()
     for member in [x] if x._memory is None else x._memory.members():
         old, before = member._cells[0], member._partition.sizes[0]
         fresh = []

@@ -1,5 +1,7 @@
 """torch.distributed's own collectives on LocalTensors: what rank threads give, bit for bit."""
 
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,6 +9,7 @@ import torch.distributed._functional_collectives as fc
 from torch.distributed import ReduceOp
 
 from localtensor import errors
+from localtensor._util.call_sites import is_of_ours
 from localtensor.lockstep.comms import collectives
 from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
 from tests.localtensor.both_ways import check_both_ways, here, numbers
@@ -343,3 +346,49 @@ def test_a_call_is_checked_once_and_each_other_call_by_itself(monkeypatch):
         before = len(seen)
         dist.all_reduce(rows * rank_map(torch.tensor))
         assert len(seen) == before
+
+
+def calls_of_ours(run):
+    """The functions of this package that a call enters."""
+    names = []
+
+    def note(frame, event, _):
+        if event == "call" and is_of_ours(frame.f_code):
+            names.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("broadcast", 25), ("all_gather_into_tensor", 24), ("reduce_scatter_tensor", 32), ("all_to_all_single", 30),
+     ("all_reduce", 31), ("all_gather", 38)],
+)  # fmt: skip
+def test_a_collective_that_comes_again_enters_few_functions(name, most):
+    ranks = 4 if name == "all_gather" else 16  # it writes a tensor for each rank
+    with LocalTensorMode(ranks):
+        rows = rank_map(lambda rank: torch.arange(16.0) + rank)
+        other, whole, each, out = (
+            torch.empty(16),
+            torch.empty(16 * ranks),
+            torch.empty(16 // ranks),
+            [torch.empty(16) for _ in range(ranks)],
+        )
+        run = {
+            "broadcast": lambda x: dist.broadcast(x, 1),
+            "all_reduce": dist.all_reduce,
+            "all_gather": lambda x: dist.all_gather(out, x),
+            "all_gather_into_tensor": lambda x: dist.all_gather_into_tensor(whole, x),
+            "reduce_scatter_tensor": lambda x: dist.reduce_scatter_tensor(each, x),
+            "all_to_all_single": lambda x: dist.all_to_all_single(other, x),
+        }[name]
+        for _ in range(2):
+            run(rows.clone())
+        x = rows.clone()
+        entered = calls_of_ours(lambda: run(x))
+    assert len(entered) <= most, entered

@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch._higher_order_ops.scan import scan
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import flex_attention
@@ -157,3 +158,65 @@ def test_a_choice_on_which_ranks_differ_is_refused_by_name():
     with pytest.raises((RanksDiverge, RuntimeError), match="all ranks share one control flow") as caught:
         torch.cond(dist.get_rank() * torch.ones(1).sum() > 1, lambda y: y + 1, lambda y: y - 1, (rows(),))
     assert isinstance(caught.value.__cause__ or caught.value, RanksDiverge)
+
+
+# -- custom ops that communicate
+
+
+@pytest.fixture(scope="module")
+def custom_ops():
+    library = torch.library.Library("lockstep_of_tests", "FRAGMENT")
+
+    @torch.library.custom_op("lockstep_of_tests::summed", mutates_args=())
+    def summed(x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        dist.all_reduce(y)
+        return y
+
+    summed.register_autograd(lambda ctx, grad: summed(grad))
+
+    @torch.library.custom_op("lockstep_of_tests::doubled", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return functional.all_reduce(x, "sum", dist.group.WORLD) * 2
+
+    @torch.library.custom_op("lockstep_of_tests::add_sum", mutates_args=("x",))
+    def add_sum(x: torch.Tensor) -> None:
+        x.add_(1)
+        dist.all_reduce(x)
+
+    library.define("of_library(Tensor x) -> Tensor")
+    library.impl("of_library", lambda x: summed._init_fn(x), "CPU")  # noqa: PLW0108  # a function by itself
+    yield {
+        "summed": summed,
+        "doubled": doubled,
+        "add_sum": add_sum,
+        "of_library": torch.ops.lockstep_of_tests.of_library,
+    }
+    library._destroy()
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_custom_op_that_communicates_is_that_of_all_ranks(custom_ops, alike):
+    x = rank_map(lambda rank: torch.full((2,), 1.0 if alike else 2.0**rank)).requires_grad_()
+    for _ in range(2):
+        y = custom_ops["summed"](x)
+        assert y.reconcile().tolist() == ([3, 3] if alike else [7, 7])
+        assert custom_ops["doubled"](x.detach()).reconcile().tolist() == ([6, 6] if alike else [14, 14])
+    (y * rank_map(lambda rank: torch.full((2,), float(rank)))).sum().backward()
+    assert x.grad.reconcile().tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("name", ["add_sum", "of_library"])
+def test_what_communicates_for_one_rank_alone_is_refused(custom_ops, name):
+    with pytest.raises(NotInLockstep, match=f"lockstep_of_tests.{name}.default: it "):
+        custom_ops[name](rank_map(lambda rank: torch.full((2,), float(rank))))
+
+
+def test_a_collective_in_a_function_of_one_rank_is_refused():
+    def reduced(rank):
+        x = torch.full((2,), float(rank))
+        dist.all_reduce(x)
+        return x
+
+    with pytest.raises(NotInLockstep, match="a collective in a function of one rank: it has the tensors of one rank"):
+        rank_map(reduced)

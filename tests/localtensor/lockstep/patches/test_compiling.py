@@ -139,6 +139,25 @@ def test_shards_of_a_dtensor_are_compiled_too(mode, backend):
     assert counter.frame_count == 1 and close(found[1], found[0]) and close(grads[1], grads[0])
 
 
+@pytest.mark.parametrize("sharded", [False, True], ids=["local", "dtensor"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_of_a_compiled_module_can_be_replaced_and_moved(mode, backend, sharded):
+    """Module.to_empty() swaps the tensors of DTensors, which torch refuses while Dynamo remembers the old ones weakly."""
+    mesh, module = init_device_mesh("cpu", (RANKS,)), nn.Linear(2, 4, bias=False)
+    fresh = rank_map(lambda rank: torch.arange(8.0).view(4, 2) * (1 if sharded else rank))
+    fresh = nn.Parameter(distribute_tensor(fresh, mesh, [Shard(0)]) if sharded else fresh)
+    if sharded:
+        module.weight = nn.Parameter(distribute_tensor(module.weight.detach(), mesh, [Shard(0)]))
+    compiled = torch.compile(module, backend=backend)
+    x = DTensor.from_local(rows(), mesh, [Shard(0)]) if sharded else rows()
+    with torch.no_grad():
+        compiled(x)
+        torch.utils.swap_tensors(module.weight, fresh)
+        found, wanted = compiled(x), module(x)
+    assert close(found.to_local() if sharded else found, wanted.to_local() if sharded else wanted)
+    assert module.to_empty(device="cpu").weight.shape == (4, 2)
+
+
 def written(x):
     x[0].mul_(3)
     return x + 1

@@ -91,7 +91,7 @@ def test_each_rank_has_the_chunk_that_torch_gives_it(rows):
 
 
 def lockstep_modules_on(size, rank):
-    return size if isinstance(size, int) else int(size.node.values[rank])
+    return size if type(size) is int else int(size.node.values[rank])
 
 
 def sharded(rows, meta):

@@ -1,5 +1,9 @@
 """An int of each rank where a program uses it: the values of each rank, or an error of this package, also while a graph is recorded."""
 
+import copy
+import functools
+import numbers
+import pickle
 import warnings
 
 import pytest
@@ -9,11 +13,13 @@ import torch.distributed._functional_collectives as functional
 from functorch.compile import aot_function
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, is_nested_int
 
 from localtensor.errors import LocalTensorError, NotInLockstep, NotTraceable, RanksDiverge
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.rank_int import is_rank_number, on_rank
+from tests.localtensor.both_ways import check_both_ways, here
 
 RANKS = 4
 OUTSIDE = torch.arange(24.0).view(4, 2, 3)
@@ -204,3 +210,47 @@ def test_an_int_that_is_one_for_all_is_torchs_own_business():
         format(symbol, "03d")
     with pytest.raises(TypeError, match="divmod"):
         divmod(symbol, 2)
+
+
+# -- isinstance
+
+
+@functools.singledispatch
+def kind_of(value):
+    return "object"
+
+
+@kind_of.register
+def _(value: int):
+    return "int"
+
+
+def kinds():
+    rank, size = dist.get_rank(), here(lambda rank: torch.ones(rank + 2)).shape[0]
+    match rank:
+        case int():
+            matched = "int"
+        case _:
+            matched = "else"
+    numbers_of_ranks = (rank, rank + 1, size, -size)
+    return [
+        [isinstance(one, kind) for one in numbers_of_ranks for kind in (int, float, bool, (str, int), numbers.Integral)],
+        [isinstance(rank == 1, kind) for kind in (bool, int, float)],
+        matched, kind_of(rank), rank.__class__ is int,
+    ]  # fmt: skip
+
+
+def test_an_int_of_each_rank_is_an_int_to_a_program_and_a_symint_to_torch():
+    check_both_ways(kinds)
+    with LocalTensorMode(4):
+        rank, flag = dist.get_rank(), dist.get_rank() == 1
+        assert isinstance(rank, torch.SymInt) and isinstance(flag, torch.SymBool) and type(rank) is not int
+        assert torch.sym_max(rank, 2).node.values.tolist() == [2, 2, 2, 3]  # torch's own functions ask, too
+        assert not is_nested_int(rank)
+        for back in (pickle.loads(pickle.dumps(rank)), copy.copy(rank), copy.deepcopy([rank])[0]):
+            assert back.node.values.tolist() == [0, 1, 2, 3] and isinstance(back, int)
+
+
+def test_a_symint_of_torch_is_what_it_was():
+    symbol = ShapeEnv().create_unbacked_symint()
+    assert not isinstance(symbol, int) and type(symbol) is torch.SymInt and symbol.__class__ is torch.SymInt

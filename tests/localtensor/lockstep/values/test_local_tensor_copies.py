@@ -51,9 +51,46 @@ def test_deepcopy_of_a_module_with_a_shared_weight():
     assert torch.equal(twin[0].weight, module[0].weight)
 
 
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+def views_of(base):
+    return {"base": base, "row": base[1:], "twin": base.detach(), "of a view": base[1:].t()}
+
+
+def with_a_change_of_each(found):
+    found["row"].add_(1)
+    found["of a view"].mul_(2)
+    return found
+
+
 @pytest.mark.parametrize(
-    "through", [lambda x: pickle.loads(pickle.dumps(x)), saved, lambda x: saved(x, weights_only=False)]
+    "through", [saved, copy.deepcopy, pickled, copy.copy, lambda x: {k: copy.copy(v) for k, v in x.items()}]
 )
+@pytest.mark.parametrize("weight", [False, True])
+def test_copies_share_memory_as_those_of_a_rank(through, weight, mode):
+    def base(rank):
+        x = torch.arange(6.0).view(3, 2) + rank
+        return nn.Parameter(x) if weight else x
+
+    with torch.no_grad():
+        mine = rank_map(base)
+        mine = nn.Parameter(mine) if weight else mine
+        given = views_of(mine)
+        found = with_a_change_of_each(through(given))
+        found["base"].add_(torch.arange(4)[mode.rank()])  # finer values
+        for rank in range(4):
+            with mode.disable():
+                given_alone = views_of(base(rank))
+                alone = with_a_change_of_each(through(given_alone))
+                alone["base"].add_(rank)
+            for name in given:
+                assert found[name].on(rank).tolist() == alone[name].tolist(), (rank, name)
+                assert given[name].on(rank).tolist() == given_alone[name].tolist(), (rank, name)
+
+
+@pytest.mark.parametrize("through", [pickled, saved, lambda x: saved(x, weights_only=False)])
 def test_pickled_in_the_mode(x, uneven, through, mode):
     holed = tensor_map(x, lambda rank, own: own if rank else None)
     for one in (x, uneven, torch.ones(2), x.to_sparse(), holed):

@@ -9,6 +9,7 @@ from localtensor import run
 from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.partition import every_rank_alone, everyone, one_row_per_rank
+from localtensor.lockstep.values.rank_int import is_rank_int
 from localtensor.lockstep.values.rng_streams import Stream, Streams
 
 RANKS = 4
@@ -16,7 +17,7 @@ RANKS = 4
 
 def rank_tensor(make):
     """A tensor that differs between ranks, in lockstep and in a rank of `run`."""
-    if isinstance(dist.get_rank(), int):
+    if not is_rank_int(dist.get_rank()):
         return make(dist.get_rank())
     return rank_map(make)
 
