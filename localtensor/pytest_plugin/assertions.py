@@ -6,9 +6,10 @@ each.  An assertion in a loop passes many times: the last one counts.
 
 import copy
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 from unittest import SkipTest
 
 import pytest
@@ -59,16 +60,32 @@ _ENDS_ALL = (pytest.exit.Exception, KeyboardInterrupt)
 _SKIPS = (pytest.skip.Exception, SkipTest)
 
 
-def first_cause(fault: LocalTensorError, ranks: int) -> tuple[BaseException, LocalTensorError]:
+def expected_by_xfail(item: pytest.Item) -> Callable[[BaseException], bool]:
+    """Whether the `raises` of the test's xfail mark, if it has one, is an exception."""
+    marks = (mark.kwargs.get("raises") for mark in item.iter_markers("xfail"))
+    raises: Any = next((one for one in marks if one is not None), None)
+
+    def expected(error: BaseException) -> bool:
+        if raises is None:
+            return False
+        matches = getattr(raises, "matches", None)  # of pytest.RaisesExc and RaisesGroup
+        return isinstance(error, raises) if matches is None else bool(matches(error))
+
+    return expected
+
+
+def first_cause(
+    fault: LocalTensorError, ranks: int, expected: Callable[[BaseException], bool] = lambda _: False
+) -> tuple[BaseException, LocalTensorError]:
     """The exception that the test raises, and the fault with that exception first.
 
-    An end of the session takes precedence over a failure, a failure over an xfail, an xfail over a skip; of equals, the
-    first.  The text of a skip names its ranks.  A skip for which other ranks wait in a call is a failure.
+    An end of the session takes precedence over a failure, a failure over one that is `expected`, that over an xfail, an
+    xfail over a skip; of equals, the first.  The text of a skip names its ranks.  A skip for which other ranks wait in a call is a failure.
     """
     if not isinstance(fault, RankRaised) or not fault.errors:
         return trim_traceback(fault), fault
     ranks_known = [one.rank for one in fault.raised if one.rank in fault.errors]
-    order = sorted(ranks_known, key=lambda rank: _priority(fault.errors[rank]))
+    order = sorted(ranks_known, key=lambda rank: _priority(fault.errors[rank], expected))
     first = order[0]
     error = trim_traceback(fault.errors[first])
     if isinstance(error, _SKIPS) and fault.waits:
@@ -84,16 +101,46 @@ def first_cause(fault: LocalTensorError, ranks: int) -> tuple[BaseException, Loc
     return error, reordered
 
 
-def _priority(error: BaseException) -> int:
+def _priority(error: BaseException, expected: Callable[[BaseException], bool]) -> int:
     """The lowest is raised by the test."""
     if isinstance(error, _ENDS_ALL):
         return 0
     if isinstance(error, _SKIPS):
-        return 4
+        return 5
     hypothesis = sys.modules.get("hypothesis.errors")
     if hypothesis is not None and isinstance(error, (hypothesis.UnsatisfiedAssumption, hypothesis.StopTest)):
-        return 3  # Hypothesis drops an example by it, as by `assume(False)`
-    return 2 if isinstance(error, pytest.xfail.Exception) else 1
+        return 4  # Hypothesis drops an example by it, as by `assume(False)`
+    if isinstance(error, pytest.xfail.Exception):
+        return 3
+    return 2 if expected(error) else 1
+
+
+class _Failed:
+    """A plugin that keeps the texts of failures that are reported and not raised, as those of subtests."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.texts.append(report.longreprtext)
+
+
+@contextmanager
+def subtests_counted(config: pytest.Config) -> Iterator[Callable[[], None]]:
+    """Gives what raises if a subtest has failed inside: what a forked process reports, pytest's own process does not see."""
+    failed = _Failed()
+
+    def raise_failed() -> None:
+        if failed.texts:
+            count = f"{len(failed.texts)} failed subtest{'s' if len(failed.texts) > 1 else ''}"
+            pytest.fail("\n".join([f"contains {count}", *failed.texts]), pytrace=False)
+
+    config.pluginmanager.register(failed)
+    try:
+        yield raise_failed
+    finally:
+        config.pluginmanager.unregister(failed)
 
 
 def trim_traceback(error: Caught) -> Caught:

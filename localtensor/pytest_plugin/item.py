@@ -31,7 +31,13 @@ from localtensor.concurrency.schedule import replay
 from localtensor.errors.base import LocalTensorError, ProgramFault, first_line
 from localtensor.errors.failure_report import failure_text
 from localtensor.errors.programs import GroupsLeftOver, RankRaised
-from localtensor.pytest_plugin.assertions import clear_passed, first_cause, passed_texts, trim_traceback
+from localtensor.pytest_plugin.assertions import (
+    clear_passed,
+    expected_by_xfail,
+    first_cause,
+    passed_texts,
+    trim_traceback,
+)
 from localtensor.pytest_plugin.fixtures import shadowing_notes
 from localtensor.pytest_plugin.marks import RankPlan
 from localtensor.pytest_plugin.rank_body import RankBody, relaxed_hypothesis
@@ -156,7 +162,7 @@ class RankTest:
                 run_forked(program.live, plan.ranks, plan.on, plan.seed, seconds, self._failure_text)
                 return None, None
         except LocalTensorError as fault:
-            error, fault_first = first_cause(program.cause_of(fault), plan.ranks)
+            error, fault_first = first_cause(program.cause_of(fault), plan.ranks, expected_by_xfail(self.item))
             if isinstance(fault_first, ProgramFault):
                 fault_first.replay = None  # the report prints a pytest command instead
             return RankTestFailure(error, fault_first, self._replay_command(schedule.text)), None

@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import random
 import re
 import sys
 import threading
@@ -47,9 +48,11 @@ from localtensor._util.call_sites import place_of_error
 from localtensor._util.events import Call, Raised, Waiting
 from localtensor.errors.base import LocalTensorError
 from localtensor.errors.programs import RankRaised
+from localtensor.pytest_plugin.assertions import subtests_counted
 from localtensor.pytest_plugin.comms import Comms
 from localtensor.pytest_plugin.fixtures import RankFixtures
 from localtensor.pytest_plugin.marks import RankPlan
+from localtensor.pytest_plugin.thread_state import ThreadState
 from localtensor.threads.run_token import Abort
 
 
@@ -214,7 +217,9 @@ class RankEventLoop:
 
 __tracebackhide__ = True
 
-_COPIED = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+_COPIED = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.Generator, random.Random)
+_COPIED_OF_NUMPY = ("Generator", "RandomState")
+_CLEANUPS = "_cleanups"  # of a unittest's test case
 
 
 @dataclass(slots=True)
@@ -228,11 +233,21 @@ class RankBody:
     kwargs: Mapping[str, Any]
     drawn: dict[int, list[tuple[str, Any]]] = field(default_factory=dict)  # by data object, in this example
     hypothesis_values: list[tuple[Any, Any]] = field(default_factory=hypothesis_variables)
+    of_thread: ThreadState = field(default_factory=ThreadState.of_this_thread)  # what fixtures have put in place
     failed: dict[int, BaseException] = field(default_factory=dict)  # failed with fixtures left to tear down
     done: set[int] = field(default_factory=set)
 
     def live(self, rank: int) -> object:
         """Runs one rank: its fixtures, the body, and the teardown of the fixtures."""
+        if self.plan.on == "threads":
+            with self.of_thread.entered():
+                return self._live(rank)
+        with subtests_counted(self.item.config) as raise_failed:
+            value = self._live(rank)
+            raise_failed()
+            return value
+
+    def _live(self, rank: int) -> object:
         copies: dict[int, Any] = {}  # one memo for all values, so that an optimizer keeps the weights of its model
         own = _own_instance(self.item.instance, copies)
         loop = RankEventLoop()
@@ -257,7 +272,7 @@ class RankBody:
             failure = error
             if fixtures.unfinished and not isinstance(error, Abort):
                 self.failed[rank] = error
-        for later in [*fixtures.finish(), *_close(loop)]:
+        for later in [*_clean_up(own, loop), *fixtures.finish(), *_close(loop)]:
             if failure is None or isinstance(later, Abort):
                 failure = later
             elif later is not failure:
@@ -316,7 +331,7 @@ class RankBody:
 
 
 def copy_for_rank(value: T, copies: dict[int, Any]) -> T:
-    """A rank's copy of a tensor, a module, an optimizer, or a tuple with such; any other value itself.
+    """A rank's copy of a tensor, a module, an optimizer, a generator, or a tuple with such; any other value itself.
 
     Lists and dicts are shared, whatever they hold, since tests collect results in them.  So are objects that cannot be
     copied, such as a tensor in the middle of a graph.  `copies` is the memo of this rank's copies.
@@ -334,19 +349,35 @@ def copy_for_rank(value: T, copies: dict[int, Any]) -> T:
 
 
 def _to_copy(value: object) -> bool:
-    return isinstance(value, _COPIED) or (isinstance(value, tuple) and any(map(_to_copy, value)))
+    numpy: Any = sys.modules.get("numpy")
+    kinds = _COPIED if numpy is None else (*_COPIED, *(getattr(numpy.random, name) for name in _COPIED_OF_NUMPY))
+    return isinstance(value, kinds) or (isinstance(value, tuple) and any(map(_to_copy, value)))
 
 
 def _own_instance(instance: T, copies: dict[int, Any]) -> T:
     """The rank's copy of the object whose method the test is."""
     own = copy.copy(instance)
     for name, value in getattr(own, "__dict__", {}).items():
-        own.__dict__[name] = copy_for_rank(value, copies)
+        own.__dict__[name] = [] if name == _CLEANUPS else copy_for_rank(value, copies)
     # Of unittest's async test case (the second of Python 3.10), which closes it when an object is collected.
     for loop in ("_asyncioRunner", "_asyncioTestLoop"):
         if getattr(own, loop, None) is not None:
             setattr(own, loop, None)
     return own
+
+
+def _clean_up(own: object, loop: RankEventLoop) -> list[BaseException]:
+    """Calls what the body has given to a unittest's `addCleanup`, the last first; returns the errors."""
+    left, errors = vars(own).get(_CLEANUPS) if hasattr(own, "__dict__") else None, []
+    while left:
+        function, args, kwargs = left.pop()
+        try:
+            done = function(*args, **kwargs)
+            if hasattr(done, "__await__"):
+                loop.run(done)
+        except BaseException as error:  # why: any error is the test's failure, and the others are called, too
+            errors.append(error)
+    return errors
 
 
 def _close(loop: RankEventLoop) -> list[BaseException]:

@@ -25,7 +25,7 @@ from localtensor.testing.compare.programs import TrainingProgram
 from localtensor.testing.compare.watch import Key
 
 _OURS = {
-    "_Function": "Function", "_made_parallel": "made_parallel", "_Shortened": "one_layer_each", "_Narrowed": "narrowed",
+    "FunctionModel": "Function", "parallel_function": "made_parallel", "_Shortened": "one_layer_each", "_Narrowed": "narrowed",
 }  # fmt: skip
 """What stands in the script for a function or class of `compare` itself."""
 

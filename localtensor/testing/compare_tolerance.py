@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from localtensor.layout.tolerance import DOUBLE_OF, measured_slack, widen_slack
+from localtensor.layout.tolerance import DOUBLE_OF, is_inexact, max_abs, measured_slack, widen_slack
 from localtensor.testing.compare.find_layout import (
     REPLICATED,
     AxisLayout,
@@ -27,8 +27,10 @@ from localtensor.testing.compare.find_layout import (
     fits,
     layout_of_placements,
 )
-from localtensor.testing.compare.watch import DROPOUT, Key, Watch
+from localtensor.testing.compare.watch import AFTER, DROPOUT, Key, Watch
 
+ROUNDINGS_OF_UPDATE = 8
+"""Units in the last place of a parameter that a right update may be away by rounding."""
 LEAST_TO_FREE = 32 * 2**20
 """Bytes that a run keeps from which on the memory of a run is given back before the next."""
 
@@ -111,7 +113,13 @@ class Slacks:
                 return
             base = self.found.get(key, measured_slack(one.value, ())) if double else None
             coarse = 0.0 if noise is None else noise.coarsest
-            slack = widen_slack(base, one.value, value) if double else measured_slack(one.value, (value,), coarse)
+            start = self.reference.seen.get(Key(0, "parameter", key.name)) if key.kind == AFTER else None
+            if double:
+                slack = widen_slack(base, one.value, value)
+            elif start is not None and start.value.shape == one.value.shape:
+                slack = slack_of_update(start.value, one.value, value, coarse)
+            else:
+                slack = measured_slack(one.value, (value,), coarse)
             if slack is not None:
                 own[key] = slack if slack.dim() else float(slack)
 
@@ -126,6 +134,25 @@ class Slacks:
         with self.of_run(double=double, noise=watch) as take:
             for key, one in watch.seen.items():
                 take(key, one.value)
+
+
+def slack_of_update(start: Tensor, value: Tensor, other: Tensor, coarse: float = 0.0) -> Tensor | None:
+    """The slack of a parameter after a step: that of how far it has moved from `start`, and its own rounding.
+
+    A share of the parameter would be more than the whole update if the learning rate is small.  `other` is the parameter of
+    the run that started one unit in the last place away, which is no noise of the update.  All have one shape.
+
+    >>> start = torch.ones(4)
+    >>> float(slack_of_update(start, start - 1e-4, start - 1e-4)) < 1e-5 < float(measured_slack(start - 1e-4, ()))
+    True
+    """
+    if not is_inexact(value):
+        return measured_slack(value, (other,), coarse)
+    eps = torch.finfo(value.dtype).eps
+    noise = ((other - value).abs() - ROUNDINGS_OF_UPDATE * eps * value.abs()).clamp_min(0)
+    moved = (value - start).abs()
+    slack = measured_slack(moved, (moved + noise,), coarse)
+    return None if slack is None else slack + ROUNDINGS_OF_UPDATE * eps * max_abs(value)
 
 
 @dataclass

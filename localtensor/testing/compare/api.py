@@ -168,17 +168,6 @@ def _write_script(path: Path, less: Smaller, bound: float, names: NameMap | None
     return f"run it: torchrun --nproc-per-node {less.program.ranks} {path}"
 
 
-class _Function(nn.Module):
-    """A plain function in a module's place; its result is the output of the whole model."""
-
-    def __init__(self, function: Callable[..., Any], **named: object) -> None:
-        super().__init__()
-        self.function, self.named = function, named
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args, **self.named)
-
-
 def compare_functions(
     reference: Callable[..., Any],
     parallel: Callable[..., Any],
@@ -195,7 +184,8 @@ def compare_functions(
     """Compare a function that every rank runs with another that runs on one device, both on equal inputs.
 
     `inputs` makes the arguments, whole on every rank, or is their tuple; `parallel` gets the DeviceMesh too if it has a parameter `mesh`.  Results are
-    compared as those of `compare` are: a result may be replicated, a shard, or a declared partial value.  Raises as `compare` does.
+    compared as those of `compare` are: a result may be replicated, a shard, or a declared partial value.  So are numbers among
+    them, and what the arguments are after the call.  Raises as `compare` does.
 
     >>> def halves(x, mesh):
     ...     mine = x.chunk(2)[mesh.get_rank()].sum(0)
@@ -218,9 +208,9 @@ def compare_functions(
         _check_callable("compare_functions", argument, value)
     takes_mesh = "mesh" in inspect.signature(parallel).parameters
 
-    made = partial(_made_parallel, parallel, takes_mesh=takes_mesh)
+    made = partial(programs.parallel_function, parallel, takes_mesh=takes_mesh)
     return compare(
-        partial(_Function, reference),
+        partial(programs.FunctionModel, reference),
         made,
         inputs,
         mesh=mesh,
@@ -232,10 +222,6 @@ def compare_functions(
         script=script,
         progress=progress,
     )
-
-
-def _made_parallel(parallel: Callable[..., Any], model: nn.Module, mesh: Any, *, takes_mesh: bool) -> nn.Module:
-    return _Function(parallel, mesh=mesh) if takes_mesh else _Function(parallel)
 
 
 def _no_progress(_: str) -> None:

@@ -15,7 +15,7 @@ from localtensor._util.html_page import render_page
 from localtensor.testing.compare.divergence import ONE_DEVICE, Divergence, Findings, Sides
 from localtensor.testing.compare.find_layout import layout_of_placements
 from localtensor.testing.compare.suspects import CloserLook
-from localtensor.testing.compare.watch import DROPOUT, Key
+from localtensor.testing.compare.watch import ARGUMENTS, DROPOUT, Key
 from localtensor.testing.compare_dropout import drop_alike
 
 MOST_COLLECTIVES = 8  # lines of collectives that a report of a divergence prints
@@ -146,10 +146,12 @@ def _key_json(key: Key) -> dict[str, Any]:
 
 def nothing_compared(sides: Sides, findings: Findings) -> str:
     """Why no number was compared that a program computes; empty if one was."""
-    computed = [key for key in findings.layouts if key.kind not in NO_EVIDENCE]
+    seen = sides.reference.seen
+    arguments = (key for key in findings.layouts if key.name == ARGUMENTS and sides.reference.writes_to(key))
+    computed = [*(key for key in findings.layouts if key.kind not in NO_EVIDENCE), *arguments]
     if not computed:
         return "; ".join(dict.fromkeys(findings.not_compared.values())) or "no values"
-    values = [sides.reference.seen[key].value for key in computed if not key.kind.startswith("optimizer's")]
+    values = [seen[key].value for key in computed if not key.kind.startswith("optimizer's")]
     if values and not any(bool(x.isfinite().any()) or not x.numel() for x in values):
         return NOT_FINITE
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial
 
 from localtensor._util.events import Place
-from localtensor.layout.tolerance import max_abs, measured_slack
+from localtensor.layout.tolerance import is_inexact, max_abs, measured_slack
 from localtensor.testing.compare.explain import (
     HELD_AS_PARAMETER,
     counted_too_often,
@@ -29,6 +30,7 @@ from localtensor.testing.compare.find_layout import (
 )
 from localtensor.testing.compare.watch import (
     AFTER,
+    ARGUMENTS,
     DROPOUT,
     GRADIENT_OF_OUTPUT,
     IN_STEP,
@@ -37,7 +39,7 @@ from localtensor.testing.compare.watch import (
     Observation,
     Watch,
 )
-from localtensor.testing.compare_dropout import drawn_again, drops_otherwise
+from localtensor.testing.compare_dropout import drops_otherwise
 from localtensor.testing.compare_tolerance import parts_of_whole
 
 ONE_DEVICE = "one device"
@@ -45,6 +47,8 @@ MOST_AFTER = 400  # values after the first divergence that are compared
 ROUNDINGS = 64
 """Roundings of a declared dtype of less precision that a right value may be away."""
 
+INSIDE = "values between modules that the ranks have otherwise, and all that comes of them is right"
+WITHIN_THE_STEP = "values within the step that the ranks have otherwise, whose parameters are right after it"
 ALL_MOVE = "values that all jump when inputs move by one unit in the last place"
 
 
@@ -90,9 +94,7 @@ class Sides:
     numbers: tuple[int, ...] = ()  # of the ranks, if they are a part of the mesh
     blocks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the shares of the parts of fused parameters
     others: tuple[Watch, ...] = ()  # the ranks of the mesh that are not in this part of it
-    settled: Mapping[Key, MeshLayout] = field(
-        default_factory=dict
-    )  # of what the ranks hold as parts of the reference's
+    settled: Mapping[Key, MeshLayout] = field(default_factory=dict)  # what the ranks hold as parts of the reference's
     notes: tuple[str, ...] = ()  # of how the tolerance was measured
 
     @property
@@ -155,12 +157,12 @@ def first_divergence(sides: Sides) -> Findings:
     """Goes through the observations of one device in order, and stops at the first that differs.
 
     A gradient that is pending, or that of one of several copies of a tied parameter, and what an optimizer keeps, are a fault
-    only if the parameter differs after the step: some programs reduce in the step.  A buffer that differs is one only if the
-    module that has it goes wrong: programs may count for themselves.
+    only if the parameter differs after the step: some programs reduce in the step.  What the optimizer keeps for a step that
+    does not follow is one, too.  A value between modules is a fault only if something that comes of it differs.
     """
     findings = Findings()
     suspects: Suspects = {}
-    buffers: dict[str, Divergence] = {}
+    kept: list[Divergence] = []
     for key in sides.reference.seen:
         one, part, there = _held(sides, key)
         if why := _not_compared(part, sides, findings, key, one):
@@ -174,30 +176,37 @@ def first_divergence(sides: Sides) -> Findings:
             findings.layouts[key] = layout
             suspects.pop((key.step, key.name), None) if key.kind == AFTER else None
             continue
+        if key.name == ARGUMENTS and not sides.reference.writes_to(key):
+            findings.not_compared[key] = f"arguments that the ranks write to, and {sides.name} does not"
+            continue
         if part.calls(key)[0] > 1 and part.batch_axes:
             findings.not_compared[key] = "calls of a module that is called several times, perhaps on other rows"
             continue
         found = _divergence(part, findings, key, there, layout, problem)
-        if key.kind == "buffer" and key.step:
-            buffers.setdefault(key.name.rpartition(".")[0], found)
-            findings.not_compared[key] = "buffers that ranks have otherwise after a step"
-            continue
         in_step = key.kind == IN_STEP or key.kind.startswith("optimizer's")
         waits = in_step or (key.kind == "gradient" and (found.what == problem or bool(untied(sides, key.name))))
         if waits and key._replace(kind=AFTER) in sides.reference.seen:
             suspects.setdefault((key.step, key.name), found)
+            findings.not_compared[key] = WITHIN_THE_STEP
+            kept = [*kept, found] if layout is None and key.kind.startswith("optimizer's") else kept
             continue
-        found = buffers.get(key.name, found) if key.kind in ("output", "input") else found
         findings.divergence = next(_wrong_after_step(sides, findings, suspects), found)
         findings.not_compared.pop(found.key, None)
         findings.differing.append(findings.divergence.key)
         break
     else:
-        findings.divergence = next(_wrong_after_step(sides, findings, suspects), None) or _computed_again(sides)
+        last = max((key.step for key in sides.reference.seen if key.kind == AFTER), default=0)
+        wrong = itertools.chain(_wrong_after_step(sides, findings, suspects), (x for x in kept if x.key.step == last))
+        findings.divergence = next(wrong, None) or _computed_again(sides)
     if findings.divergence is not None:
-        ranks = [rank for rank, one in enumerate(sides.ranks) if findings.divergence.key in one.seen]
-        findings.part = tuple(ranks) if 0 < len(ranks) < len(sides.ranks) else ()
+        findings.not_compared = {key: why for key, why in findings.not_compared.items() if why != WITHIN_THE_STEP}
+        have = tuple(rank for rank, one in enumerate(sides.ranks) if findings.divergence.key in one.seen)
+        findings.part = have if len(have) < len(sides.ranks) else ()
         _compare_the_rest(sides, findings)
+        inside = findings.divergence.key.is_inside
+        if inside and all(key.is_inside or key in findings.layouts for key in sides.reference.seen):
+            findings.not_compared |= dict.fromkeys(findings.differing, INSIDE)
+            findings.divergence, findings.differing, findings.part = None, [], ()
     return findings
 
 
@@ -230,7 +239,7 @@ def _held(sides: Sides, key: Key) -> tuple[Observation, Sides, list[Observation]
     """What one device has, the sides with the ranks that have it too (all, or those of a stage, say), and what these hold."""
     each = [rank.seen.get(key) for rank in sides.ranks]
     ranks = [rank for rank, one in enumerate(each) if one is not None]
-    of_module = key.kind in ("input", "output", "loss", GRADIENT_OF_OUTPUT, DROPOUT, "buffer")
+    of_module = key.kind in (*OF_MODULES, "loss", "buffer")
     keep = [rank for rank, one in enumerate(sides.ranks) if Key(0, "parameter", key.name) in one.seen]
     some = 0 < len(ranks) < len(each) and (sides.microbatches > 1 or (not of_module and keep == ranks))
     part = sides.part_of(ranks) if some else None
@@ -274,8 +283,9 @@ def _not_compared(part: Sides, sides: Sides, findings: Findings, key: Key, one: 
         return f"values that ranks {', '.join(missing)} do not have"
     if key.kind == "gradient" and any(key._replace(kind=IN_STEP) in rank.seen for rank in sides.ranks):
         return "gradients after a backward pass that was not seen, as a pipeline's; those in the step are compared"
-    known = Key(0, "parameter", key.name) in findings.layouts
-    return None if key.kind == "gradient" and known and bool(one.value.any()) else "values that no rank has"
+    known = key.kind == "gradient" and Key(0, "parameter", key.name) in findings.layouts and bool(one.value.any())
+    is_end = (key.kind, key.name) == ("output", "") and many and sides.microbatches == 1
+    return None if known or is_end else "values that no rank has"
 
 
 def _layout_of(
@@ -293,7 +303,10 @@ def _layout_of(
         tensors = [x.to(one.value.dtype) for x in tensors]
     blocks = sides.blocks.get(key.name, ())
     slack = sides.slack(key)
-    found = find_layout(tensors, sides.sizes, one.value, slack, first=said, factors=factors, blocks=blocks)
+    want, counts = one.value, key.kind == "buffer" and not is_inexact(one.value)
+    if counts:  # perhaps of the rank's own part
+        tensors, want = [x.double() for x in tensors], want.double()
+    found = find_layout(tensors, sides.sizes, want, slack, first=said, factors=factors, blocks=blocks)
     if found is not None or len(tensors) < len(sides.ranks):
         return found
     uneven = parts_of_whole(tensors, sides.sizes, one.value, slack)
@@ -318,21 +331,15 @@ def _drops_otherwise(sides: Sides, findings: Findings, key: Key, same: Sequence[
 
 def _computed_again(sides: Sides) -> Divergence | None:
     """A dropout that activation checkpointing computes again with other numbers, on some rank."""
-    for rank in sides.ranks:
-        for step in dict.fromkeys(step for step, _ in rank.again):
-            forward = {k: x.drawn for k, x in rank.seen.items() if k[:2] == (step, DROPOUT) and x.drawn is not None}
-            found = drawn_again([*forward.values()], [one for at, one in rank.again if at == step])
-            key = next((k for k, one in forward.items() if found is not None and one.place == found.place), None)
-            if key is not None and found is not None:
-                what = "it is computed again in the backward pass, and drops other elements: the generator's state is not kept"
-                return Divergence(key, found.place, None, what, "")
-    return None
+    found = next((one for rank in sides.ranks if (one := rank.drawn_otherwise_again()) is not None), None)
+    what = "it is computed again in the backward pass, and drops other elements: the generator's state is not kept"
+    return None if found is None else Divergence(*found, None, what, "")
 
 
 def untied(sides: Sides, name: str) -> list[str]:
     """The other names of a parameter that one device uses several times, by which ranks have copies of their own."""
     every = (*sides.ranks, *sides.others)
-    names = [other for other, first in sides.reference.tied.items() if first == name]
+    names = (other for other, first in sides.reference.tied.items() if first == name)
     return [other for other in names if not any(rank.tied.get(other) == name for rank in every)]
 
 
@@ -351,7 +358,8 @@ def _not_allowed(sides: Sides, key: Key, layout: MeshLayout) -> str | None:
     over = ", ".join(list(sides.mesh)[axis] for axis in layout.pending)
     if key.kind in HELD_AS_PARAMETER:
         return f"an all_reduce of the gradient over {over} is missing"
-    if key.kind in ("parameter", "buffer"):
+    counts = key.step and all(axis.op != "avg" for axis in layout.axes)
+    if key.kind == "parameter" or (key.kind == "buffer" and not counts):
         return f"the {key.kind} differs between the ranks along {over}"
     is_end = key.kind == "output" and key.name == "" and Key(key.step, "loss", "") not in sides.reference.seen
     return f"an all_reduce over {over} is missing" if is_end else None
@@ -367,9 +375,9 @@ def _divergence(
 ) -> Divergence:
     want, slack = sides.reference.seen[key].value, sides.slack(key)
     if not held:
-        return Divergence(
-            key, place_of_parameter(sides, key.name), None, f"no rank has a gradient, and {sides.name} has one", ""
-        )
+        lost = ("a gradient", "one") if key.kind == "gradient" else ("this result", "it")
+        what = f"no rank has {lost[0]}, and {sides.name} has {lost[1]}"
+        return Divergence(key, sides.ranks[0].place_of_parameter(key.name), None, what, "")
     tensors = [x.value for x in held]
     if layout is not None and equal_along(sides, tensors, layout.pending):
         layout = problem = None  # nothing is pending: it is a part of the sum on every rank, that is, too small
@@ -384,17 +392,9 @@ def _divergence(
         what = f"an all_reduce over {over} is missing{factor}: it is a pending sum, and {key} is wrong"
         place = sides.ranks[0].seen[source].place
         layout = findings.layouts[source]
-        return Divergence(
-            source, place, str(layout), what, values, expected_layout(sides, findings.layouts, source, layout)
-        )
+        expected = expected_layout(sides, findings.layouts, source, layout)
+        return Divergence(source, place, str(layout), what, values, expected)
     what = problem or next(explanations(sides, findings, key, tensors, want, slack))
-    place = held[0].place or place_of_parameter(sides, key.name)
+    place = held[0].place or sides.ranks[0].place_of_parameter(key.name)
     expected = None if layout is None else expected_layout(sides, findings.layouts, key, layout)
     return Divergence(key, place, None if layout is None else str(layout), what, values, expected)
-
-
-def place_of_parameter(sides: Sides, name: str) -> Place | None:
-    """The line that calls the module that a parameter belongs to."""
-    module = name.rpartition(".")[0]
-    places = (one.place for key, one in sides.ranks[0].seen.items() if key.kind == "output" and key.name == module)
-    return next((place for place in places if place is not None), None)

@@ -363,7 +363,7 @@ def _rounded(held: Sequence[Tensor], want: Tensor) -> Iterator[str]:
     """Values of a dtype of two bytes, in one of more."""
     if not want.is_floating_point() or want.dtype.itemsize <= 2 or any(x.dtype != want.dtype for x in held):
         return
-    if any(len(x.unique()) <= min(2, x.numel() - 1) for x in held):
+    if any(len(x.unique()) <= min(2, x.numel() - 1) or not x.any() for x in held):
         return  # a constant says nothing
     for dtype in HALF[::-1]:
         if all(torch.equal(x.to(dtype).to(x.dtype), x) for x in held) and not torch.equal(

@@ -168,7 +168,7 @@ def _layouts(
     dims = [
         dim
         for dim in range(want.dim())
-        if held[0].dim() == want.dim() and any(x.shape[dim] != want.shape[dim] for x in held)
+        if all(x.dim() == want.dim() for x in held) and any(x.shape[dim] != want.shape[dim] for x in held)
     ]
     whole = [REPLICATED, *(PENDING if want.is_floating_point() or want.is_complex() else ())]
     shards = [AxisLayout("S", dim) for dim in dims]

@@ -26,6 +26,7 @@ from localtensor.testing.compare.pipelines import Pipeline, Stages, pipeline_of,
 from localtensor.testing.compare.setup_lines import SetupLines
 from localtensor.testing.compare.watch import (
     AFTER,
+    ARGUMENTS,
     BACKWARD,
     FORWARD,
     IN_STEP,
@@ -41,6 +42,32 @@ from localtensor.testing.compare_tolerance import Noise, Settled
 
 DATA_AXES = ("dp", "ddp", "fsdp", "hsdp", "data", "batch", "replicate", "shard")
 """Words in the names of mesh axes along which each rank has a part of the batch."""
+
+
+class _Arguments(nn.Module):
+    """Takes the arguments of a function after its call, where a watch sees them: a function may write to them."""
+
+    def forward(self, *args: Any) -> None:
+        """Gives nothing."""
+
+
+class FunctionModel(nn.Module):
+    """A plain function in a module's place; its result, with numbers as tensors, is the output of the whole model."""
+
+    def __init__(self, function: Callable[..., Any], **named: object) -> None:
+        super().__init__()
+        self.function, self.named = function, named
+        self.add_module(ARGUMENTS, _Arguments())
+
+    def forward(self, *args: Any) -> Any:
+        result = self.function(*args, **self.named)
+        self.get_submodule(ARGUMENTS)(*args)
+        return tree_map(lambda x: torch.tensor(x) if isinstance(x, int | float | complex) else x, result)
+
+
+def parallel_function(parallel: Callable[..., Any], model: nn.Module, mesh: Any, *, takes_mesh: bool) -> nn.Module:
+    """The parallel function as a model; it gets the mesh if it takes one."""
+    return FunctionModel(parallel, mesh=mesh) if takes_mesh else FunctionModel(parallel)
 
 
 @dataclass(frozen=True)
@@ -328,6 +355,8 @@ def _train(
                 optimizer.zero_grad()
             else:
                 model.zero_grad()
+        watch.step = len(batches)
+        watch.buffers(model)
     watch.draws, watch.seeds = draws.others, torch.initial_seed() != program.seed
 
 

@@ -32,10 +32,10 @@ from torch.utils._pytree import tree_leaves
 from localtensor._util.call_sites import place_of_frame
 from localtensor._util.events import Place
 from localtensor._util.module_names import joined_name, plain_name
+from localtensor.testing.compare_dropout import Drawn, drawn_again
 
 if TYPE_CHECKING:
     from localtensor.testing.compare.op_stream import OpRecorder, OpStream
-    from localtensor.testing.compare_dropout import Drawn
 
 FORWARD, BACKWARD, UPDATE, AT_THE_START = "forward", "backward", "update", "start"
 """The phases of a step: `UPDATE` is the optimizer's."""
@@ -43,6 +43,8 @@ GRADIENT_OF_OUTPUT = "gradient of the output"
 DROPOUT = "dropout"
 OF_MODULES = ("input", "output", GRADIENT_OF_OUTPUT, DROPOUT)
 """What is of a module's call."""
+ARGUMENTS = "arguments after the call"
+"""The name of the module that takes the arguments of a function after its call."""
 AFTER = "parameter after the step"
 IN_STEP = "gradient in the step"
 """The gradient as the optimizer applies it: what a program does to it before, as clipping, is done."""
@@ -56,6 +58,11 @@ class Key(NamedTuple):
     name: str
     call: int = 0
     leaf: int = 0
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether it lies between modules: a program that computes the same may have another value there."""
+        return self.kind in ("input", "output", GRADIENT_OF_OUTPUT) and self.name not in ("", ARGUMENTS)
 
     def __str__(self) -> str:
         name = self.name or "the whole model"
@@ -202,6 +209,17 @@ class Watch:
         self.pool, self.kept, self._last, self.edges = {}, None, {}, {}
         return self
 
+    def writes_to(self, key: Key) -> bool:
+        """Whether a function writes to this argument: equal values of one place are kept once."""
+        before = self.seen.get(key._replace(name=""))
+        return before is None or before.value is not self.seen[key].value
+
+    def place_of_parameter(self, name: str) -> Place | None:
+        """The line that calls the module that a parameter belongs to."""
+        module = name.rpartition(".")[0]
+        places = (one.place for key, one in self.seen.items() if key.kind == "output" and key.name == module)
+        return next((place for place in places if place is not None), None)
+
     def drop(self, x: Tensor, drawn: Drawn) -> bool:
         """Keeps the input of a dropout with what was drawn for it; of one that is computed again, only that."""
         if self.now() != FORWARD:
@@ -214,6 +232,16 @@ class Watch:
         self.add(DROPOUT, name, x, call, leaf, drawn.place)
         self._attach(Key(self.step, DROPOUT, name, call, leaf), replace(drawn, function="") if only_drops else drawn)
         return True
+
+    def drawn_otherwise_again(self) -> tuple[Key, Place | None] | None:
+        """The first dropout that is computed again with other numbers, and its line; None if there is none."""
+        for step in dict.fromkeys(step for step, _ in self.again):
+            forward = {k: x.drawn for k, x in self.seen.items() if k[:2] == (step, DROPOUT) and x.drawn is not None}
+            found = drawn_again([*forward.values()], [one for at, one in self.again if at == step])
+            key = next((k for k, one in forward.items() if found is not None and one.place == found.place), None)
+            if key is not None:
+                return key, self.seen[key].place
+        return None
 
     def _attach(self, key: Key, drawn: Drawn) -> None:
         if (one := self.seen.get(key)) is not None:

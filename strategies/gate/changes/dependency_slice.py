@@ -88,7 +88,7 @@ class _OpSpellings:
         return found is not None and (found[1] is None or (found[1] or "default") == self.overload)
 
 
-RULE, OP, REGISTRATION = "its rule", "the op", "its registration"
+RULE, OP, REGISTRATION, TEST = "its rule", "the op", "its registration", "its test"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +128,16 @@ Node = tuple[Statement, bool]
 
 
 class Slicer:
-    """Makes the slice from these roots; `functions` are the statements that hold today's rule functions."""
+    """Makes the slice from these roots; `functions` are the statements that hold today's rule functions.
 
-    def __init__(self, index: StatementIndex, roots: Roots, rules: RuleNames, functions: Collection[Statement]) -> None:
-        self.index, self.roots, self.rules, self.functions = index, roots, rules, functions
+    `samples` are those that give the calls with which the rule is tested.
+    """
+
+    def __init__(
+        self, index: StatementIndex, roots: Roots, rules: RuleNames, functions: Collection[Statement],
+        samples: Sequence[Statement] = (),
+    ) -> None:  # fmt: skip
+        self.index, self.roots, self.rules, self.functions, self.samples = index, roots, rules, functions, samples
         self.numbers: dict[Node, int] = {}
         self.origins: dict[Node, str] = {}
         self.todo: deque[Node] = deque()
@@ -143,6 +149,8 @@ class Slicer:
         for unit in [*self.roots.units, *lost]:
             origin = OP if unit in self.roots.defines else RULE if unit in self.functions else REGISTRATION
             self._number((unit, True), origin)
+        for unit in self.samples:
+            self._number((unit, False), TEST)
         parts, lines = [], [f"{len(self.numbers)} roots", self._order()]
         while self.todo:
             node = self.todo.popleft()

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from strategies.base.git import Repository, blob_name, repository
 from strategies.gate.baseline import ChosenOverload
-from strategies.gate.changes.dependency_slice import OP, REGISTRATION, RULE, Slice, SliceStatement
+from strategies.gate.changes.dependency_slice import OP, REGISTRATION, RULE, TEST, Slice, SliceStatement
 from strategies.gate.changes.module_model import Function, Statement
 from strategies.gate.changes.project import Project, Trees, project_of_repository, start_files
 from strategies.gate.changes.version_view import RuleDependencies, VersionView, functions_in_project
@@ -131,7 +131,11 @@ def select_changed(rev: str, folder: Path, module: str | None, ops: Sequence[str
     trees: Trees = {}
     now = project.today(project.roots([module] if module else [], folder), trees)
     then = project.at(commit, now, trees)
-    views = VersionView(now, start, written), VersionView(then, [path for path in start if path in then.texts])
+    sampler = project.path_of(getattr(sys.modules.get(module), "__file__", None)) if module else ""
+    views = (
+        VersionView(now, start, written, sampler),
+        VersionView(then, [path for path in start if path in then.texts], sampler=sampler),
+    )
     compared = _Comparison(project, git, commit, rev, *views)
     if not compared.differs():
         return Selection((), tuple(ops))
@@ -183,9 +187,9 @@ class _Comparison:
         bad = {part.unit.path for part in seen.slice.parts} & self.then.version.unparsed
         if bad:
             return f"{min(bad)} could not be parsed at {self.rev}"
-        if not before.slice.parts:
+        if all(part.origin == TEST for part in before.slice.parts):
             return f"new since {self.rev}"
-        if not seen.slice.parts:
+        if all(part.origin == TEST for part in seen.slice.parts):
             return "its registration is gone"
         return change_reason(seen.slice, before.slice, functions, self.now.makers(op))
 

@@ -61,10 +61,12 @@ class RuleDependencies:
 
 
 class VersionView:
-    """The part of a version that the files `start` import."""
+    """The part of a version that the files `start` import; `sampler` is the file whose `samples` gives the calls of user's ops."""
 
-    def __init__(self, version: Version, start: Sequence[str], written: ProjectFunctions | None = None) -> None:
-        self.version, self.written = version, written or {}
+    def __init__(
+        self, version: Version, start: Sequence[str], written: ProjectFunctions | None = None, sampler: str = ""
+    ) -> None:
+        self.version, self.written, self.sampler = version, written or {}, sampler
         self.files = imported_files(version, start)
         wanted = {target.dotted.partition(".")[0] for path in self.files for target in version.module(path).wanted}
         if wanted & IMPORTERS:
@@ -109,7 +111,7 @@ class VersionView:
         `lost` are further statements to start from, beside the registrations.
         """
         roots = roots_of(self.index, op)
-        found = Slicer(self.index, roots, rules, functions).walk(lost)
+        found = Slicer(self.index, roots, rules, functions, self._samples(op)).walk(lost)
         parts = {part.unit for part in found.parts}
         left = tuple(unit for unit in functions if unit not in parts)
         if left:
@@ -122,6 +124,13 @@ class VersionView:
             doubts.append(f"it uses `{_short(computed)}`")
         foreign = not roots.defines and not op.startswith(TORCH_NAMESPACES)
         return RuleDependencies(found, self._reads(found, foreign), tuple(doubts), tuple(lost), foreign)
+
+    def _samples(self, op: str) -> list[Statement]:
+        """The statements that bind the function of the rules module which gives the calls of this op."""
+        if self.sampler not in self.version.texts or op.startswith(TORCH_NAMESPACES):
+            return []
+        found = self.index.names.mean(self.version.module(self.sampler), ("samples",))
+        return [unit for meaning in found for unit in meaning.units]
 
     def libraries(self) -> set[str]:
         """The names of all that is imported from outside of the project."""

@@ -101,6 +101,30 @@ def test_an_edit_chooses_what_depends_on_it_and_says_how(tmp_path, changes, scal
     check_choices(tmp_path, PACKAGE, changes, scale, shift)
 
 
+SAMPLES = "\n\ndef samples(op):\n    from {p} import calls\n\n    for size in calls.sizes():\n        yield (torch.ones(size),), {}\n".replace(
+    "{}", "dict()"
+)
+CALLS = "def sizes():\n    return 4, 5\n"
+SAMPLED = {**PACKAGE, RULES: PACKAGE[RULES] + SAMPLES, "{p}/calls.py": CALLS}
+FROM_ELSEWHERE = {
+    **PACKAGE,
+    RULES: PACKAGE[RULES] + "\n\nfrom {p}.calls import samples\n",
+    "{p}/calls.py": f"import torch\n\n\n{CALLS}{SAMPLES}",
+}
+
+
+@pytest.mark.parametrize(("files", "changes", "reason"), [
+    pytest.param(SAMPLED, {"{p}/calls.py": [("4, 5", "4, 6")]}, "`sizes` in p/calls.py, which its test calls, changed", id="what it calls"),
+    pytest.param(SAMPLED, {RULES: [("torch.ones", "torch.zeros")]}, "`samples` in p/rules.py, which its test calls, changed", id="itself"),
+    pytest.param(FROM_ELSEWHERE, {"{p}/calls.py": [("torch.ones", "torch.zeros")]}, "`samples` in p/calls.py, which its test calls, changed", id="imported"),
+    pytest.param(PACKAGE, {RULES: PACKAGE[RULES] + SAMPLES, "{p}/calls.py": CALLS}, "`samples` in p/rules.py, which its test calls, changed", id="new"),
+    pytest.param(SAMPLED, {RULES: PACKAGE[RULES]}, "`samples` in p/rules.py, on which its test depended, is gone", id="gone"),
+    pytest.param(SAMPLED, {"{p}/calls.py": [("return 4", "# sizes\n    return 4")]}, NO, id="a comment"),
+])  # fmt: skip
+def test_the_function_that_gives_the_calls_counts_for_every_op_of_the_module(tmp_path, files, changes, reason):
+    check_choices(tmp_path, files, changes, reason, reason)
+
+
 @pytest.mark.few(20)
 @pytest.mark.parametrize(("files", "changes", "scale", "shift"), [
     pytest.param(edit_styles.LOOP, {}, NO, NO, id="a loop"),
