@@ -7,7 +7,10 @@ import time
 from collections.abc import Sequence
 
 POLL = 0.5  # seconds between two looks
-TICKS = 2  # of the system's clock, by which a process that does nothing may move
+TICKS, SHARE = (
+    2,
+    0.02,
+)  # ticks of the system's clock, and the share of the time, that a process which waits may use: gloo's threads look around
 
 
 def processor_time(pid: int | None) -> float:
@@ -42,12 +45,12 @@ class Idleness:
 
     def over(self) -> bool:
         """Whether no process has worked for so long.  To be asked once in `pause` seconds."""
-        used = self._now()
-        least = TICKS / os.sysconf("SC_CLK_TCK")
+        used, passed = self._now(), time.monotonic() - self._since
+        least = TICKS / os.sysconf("SC_CLK_TCK") + SHARE * passed
         if not all(used) or any(now - before > least for now, before in zip(used, self._used, strict=True)):
             self._used, self._since = used, time.monotonic()
             return False
-        return time.monotonic() - self._since >= self._seconds
+        return passed >= self._seconds
 
     def worked(self) -> float:
         """The seconds of the processor that the process which worked most has used during the call, when last looked at."""

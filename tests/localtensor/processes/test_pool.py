@@ -554,6 +554,21 @@ def test_ranks_that_wait_for_one_that_works_are_not(pool):
     ) == [None, None]
 
 
+def test_processes_that_wait_may_use_a_little_of_the_processor_and_not_more(monkeypatch):
+    clock, share = [100.0], [0.003]
+    monkeypatch.setattr(idleness.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(idleness, "processor_time", lambda pid: 1 + share[0] * (clock[0] - 100))
+    for share[0], ends in ((0.003, 12.0), (0.05, None)):
+        clock[0] = 100.0
+        watched = idleness.Idleness(12.0)
+        watched.begin([1, 2])
+        for _ in range(100):
+            clock[0] += watched.pause
+            if watched.over():
+                break
+        assert clock[0] - 100 == (ends or 100 * watched.pause)
+
+
 def test_where_the_system_reports_no_use_of_the_processor_nobody_is_given_up(monkeypatch):
     monkeypatch.setattr(idleness, "processor_time", lambda pid: 0.0)
     watched = idleness.Idleness(1e-9)
