@@ -29,11 +29,15 @@ _FUNCTIONS = (_HIGHER.flex_attention, _HIGHER.flex_attention_backward)  # operat
 
 @contextmanager
 def compiling(mode: Mode) -> Iterator[None]:
-    """While inside, a backend compiles for the mode: on plain tensors, and not into torch's caches of compiled programs."""
+    """While inside, a backend compiles for the mode: on plain tensors, and not into torch's caches of compiled programs.
+
+    Its kernels write to no input: what is saved for gradients may be shared by ranks.  torch's cache has kernels that do, for the same graph.
+    """
     from torch._functorch import config as aot_config  # lazy: it takes seconds
     from torch._inductor import config
 
-    with mode.disable(), aot_config.patch(enable_autograd_cache=False), config.patch(fallback_random=True):
+    apart = aot_config.patch(enable_autograd_cache=False, donated_buffer=False)
+    with mode.disable(), apart, config.patch(fallback_random=True, fx_graph_cache=False):
         yield
 
 

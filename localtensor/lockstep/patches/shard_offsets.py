@@ -256,7 +256,11 @@ def _merge_chunks(cell: Tensor, stacked: bool, dim: int, chunks: int, size: int)
     """The chunks along dim 0 concatenated along `dim`, and cut to `size`."""
     first = int(stacked)
     apart: Tensor = cell.unflatten(first, (chunks, cell.shape[first] // chunks))
+    length = apart.shape[dim + first + 1] or 1
+    apart = apart.narrow(first, 0, -(-size // length))  # the others have nothing but zeros
     whole: Tensor = apart.movedim(first, dim + first).flatten(dim + first, dim + first + 1)
+    if whole.shape[dim + first] == size and whole.untyped_storage().data_ptr() != cell.untyped_storage().data_ptr():
+        return whole
     return whole.narrow(dim + first, 0, size).clone(memory_format=torch.contiguous_format)
 
 

@@ -280,16 +280,16 @@ class RankInts(_Ints):
 class RankBools(_Node):
     """The node of a bool that differs between ranks: `values` bool of shape [world], `held` as for `RankInts`.
 
-    `words` describe the question.  Where torch needs one answer, it raises `RanksDiverge`.
+    `words` make the text of the question, which few errors need.  Where torch needs one answer, it raises `RanksDiverge`.
     """
 
-    __slots__ = ("held", "values", "words")
-    pytype = bool
-    most = 1  # as an operand of ints
+    __slots__ = ("_words", "held", "values")
+    words = property(lambda self: shorten(self._words()))
+    pytype, most = bool, 1  # as an operand of ints
 
-    def __init__(self, values: Array, held: Array | None, words: str) -> None:
+    def __init__(self, values: Array, held: Array | None, words: Callable[[], str]) -> None:
         values.setflags(write=False)
-        self.values, self.held, self.words = values, held, words
+        self.values, self.held, self._words = values, held, words
 
     def __repr__(self) -> str:
         return node_text("RankBools", self.values, self.held)
@@ -322,7 +322,7 @@ class RankBools(_Node):
     eq = _comparison("==", operator.eq)
 
     def sym_not(self) -> _Node:
-        return RankBools(~self.values, self.held, shorten(f"not ({self.words})"))
+        return RankBools(~self.values, self.held, lambda: f"not ({self.words})")
 
     def sym_ite(self, then: Any, otherwise: Any) -> _Node:
         then, otherwise = _operand("sym_ite", then), _operand("sym_ite", otherwise)
@@ -381,7 +381,7 @@ def bool_node(values: Array, held: Array | None, words: Callable[[], str]) -> _N
     true = np.count_nonzero(values if held is None else values & held)
     if true == 0 or true == (len(values) if held is None else np.count_nonzero(held)):
         return Constant(bool(true))
-    return RankBools(values, held, shorten(words()))
+    return RankBools(values, held, words)
 
 
 def _exactly(fn: Callable[[int, int], Any], one: _Node, other: _Node, held: Array | None) -> list[Any]:

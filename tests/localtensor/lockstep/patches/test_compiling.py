@@ -737,6 +737,22 @@ def test_a_graph_that_communicates_or_draws_runs_op_by_op(mode):
 
 
 @pytest.mark.slow
+def test_a_kernel_of_gradients_does_not_write_to_what_it_was_given(mode):
+    """Inductor may reuse the memory of what was saved for gradients, which here all ranks share: the dropped factor."""
+
+    def scaled(x, factor):
+        return nn.functional.dropout(factor, 0.5) * x
+
+    found = []
+    for run in (scaled, torch.compile(scaled, fullgraph=True)):
+        torch.manual_seed(3)
+        x = rows().requires_grad_()
+        run(x, torch.arange(1.0, 5.0).view(2, 2)).square().sum().backward()
+        found.append(x.grad)
+    assert close(found[1], found[0])
+
+
+@pytest.mark.slow
 def test_a_mode_does_not_import_inductor_while_nothing_is_compiled():
     program = (
         "import sys, torch, torch._dynamo, localtensor as lt\n"

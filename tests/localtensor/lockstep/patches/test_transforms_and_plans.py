@@ -1,6 +1,7 @@
 """Transforms and plans of torch in lockstep: torch.func, forward mode, torch.export, tied weights, random numbers, context parallel."""
 
 import copy
+import inspect
 import io
 import warnings
 
@@ -266,7 +267,11 @@ def planned(kind, block):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of FlexAttention, which is not compiled
         if kind == "FLEX":
-            given["block_mask"] = ring._create_cp_block_mask(lambda b, h, i, j: i >= j, 1, 1, length, length, mesh)
+            make = ring._create_cp_block_mask
+            sizes = (
+                {"BLOCK_SIZE": (128, 128)} if "BLOCK_SIZE" in inspect.signature(make).parameters else {}
+            )  # since 2.15
+            given["block_mask"] = make(lambda b, h, i, j: i >= j, 1, 1, length, length, device_mesh=mesh, **sizes)
         local = ring._context_parallel_shard(mesh, tensors, [2] * 3, balancer if given else None)
         out = module(*local, **given)
     whole = ring.context_parallel_unshard(mesh, [out], [2], balancer if given else None)[0]
