@@ -198,8 +198,8 @@ def compare_functions(
       because   an all_reduce over dp is missing
       values    2 where one device gives 12 at [0]; 2 of 2 elements differ, by more than 0.0019
       assembles as P(sum) on dp where R was expected, as what reads it takes it for whole
-      right before it: input of the whole model, step 0 as R
-      compared  2 values; different: 1; not reached: 0; not compared: 0
+      right before it: input of arguments after the call, step 0 as R
+      compared  3 values; different: 1; not reached: 0; not compared: 0
     """
     __tracebackhide__ = True
     if isinstance(inputs, tuple):

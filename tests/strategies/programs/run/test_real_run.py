@@ -218,7 +218,7 @@ def test_one_pool_at_a_time_reused_while_the_number_of_ranks_is_the_same(monkeyp
             self.ranks = ranks
             log.append(f"start {ranks}")
 
-        def call(self, fn, args):
+        def call(self, fn, args, *, idle):
             return heard(*[list(p) for p in NEG.truth.outputs[0].chunk(self.ranks)])
 
         def close(self):
@@ -358,7 +358,7 @@ class Slow:
         self.answers, self.asked = list(answers), []
         self.ranks, self.timeout = 2, 20.0
 
-    def call(self, work, sent, *, timeout=None):
+    def call(self, work, sent, *, idle, timeout=None):
         self.asked.append(timeout)
         return self.answers.pop(0)
 
