@@ -39,14 +39,16 @@ _node, _sequence_nr = torch._C._current_autograd_node, torch._C._autograd._get_s
 _PLAIN = frozenset({Tensor, nn.Parameter})
 _STRIDED = torch.strided
 DETACH = torch.ops.aten.detach.default
+_C10D = torch.ops._c10d_functional
+_HAND_ON = (
+    _C10D.wait_tensor.default,
+    _C10D._wrap_tensor_autograd.default,
+)  # they give what a collective has given them
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
 Op = torch._ops.OpOverload
 MOST_SHAPES = 1 << 14  # of ops, whose operations are kept
-MOST_ALIKE = (
-    1 << 11
-)  # ops on DTensors of certain specs, of each rank: a program whose specs are always new has no use for them
+MOST_ALIKE = 1 << 11  # ops on DTensors of certain specs, of each rank: where specs are always new they are of no use
 MOST_LINES = 1 << 17  # lines of forward ops that are kept for the backward pass
-
 
 _handlers = DTensor._op_dispatcher._custom_op_handlers
 
@@ -81,6 +83,7 @@ def _newtraits_of_op(func: Op) -> _Traits:
     draws = torch.Tag.nondeterministic_seeded in func.tags
     flops = flop_registry.get(func.overloadpacket)
     flops = getattr(flops, "__wrapped__", None)  # what takes shapes, without torch's walk through the arguments
+    views = views or func in _HAND_ON
     return _Traits(str(func), func.namespace in _COLLECTIVES, makes, views, draws, func in _handlers, flops)
 
 
@@ -149,9 +152,7 @@ class OpWatch(TorchDispatchMode):
             _handlers_known[0] = len(_handlers)
         self._held, self._forget = lane.memory.held, lane.memory.freed
         self._passes_on = False  # the op of a DTensor that comes next is the one that was just seen
-        self.moved: dict[
-            int, Tensor
-        ] = {}  # by id, local tensors that the current op has redistributed, and the results
+        self.moved: dict[int, Tensor] = {}  # by id, local tensors that the op has redistributed, and the results
         self._alike: dict[tuple[Any, ...], _Alike] = {}  # ops on DTensors that have run, by op, specs and constants
         self._places: dict[tuple[int, int], tuple[Place, CodeType]] = {}  # of the user's own frames
         self._same: dict[Place, Place] = {}
