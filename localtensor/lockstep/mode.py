@@ -150,7 +150,7 @@ class LocalTensorMode(TorchDispatchMode):
                 self.recorder.begin()
         except BaseException:  # why: it is re-raised; after any interrupt this thread is not in the mode
             self._backward_threads.__exit__(None, None, None)
-            self.groups.close()
+            self.groups.leave()
             ambient.close_mode(self)
             raise
         return self
@@ -171,7 +171,7 @@ class LocalTensorMode(TorchDispatchMode):
             for _, compiler in self.compilers:
                 compiler.forget()
             self.compilers.clear()
-            self.groups.close()
+            self.groups.leave()
             if ambient.close_mode(self) and not torch._C._len_torch_dispatch_stack():
                 for flag in _FLAGS:
                     setattr(_python_dispatch, flag, False)

@@ -7,10 +7,11 @@ import time
 from collections.abc import Sequence
 
 POLL = 0.5  # seconds between two looks
-TICKS, SHARE = (
-    2,
-    0.02,
-)  # ticks of the system's clock, and the share of the time, that a process which waits may use: gloo's threads look around
+TICKS, SHARE = 2, 0.02
+"""Ticks of the system's clock, and the share of the time, that a process which waits may use: gloo's threads look around."""
+FREE = (
+    0.5  # processors that have nothing to do, on average, while all processes wait for each other and for nothing else
+)
 
 
 def processor_time(pid: int | None) -> float:
@@ -23,10 +24,20 @@ def processor_time(pid: int | None) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
+def free_time() -> float:
+    """Seconds in which the system's processors had nothing to do, of all processors; 0 where it does not report them."""
+    try:
+        with open("/proc/stat") as file:
+            return int(file.readline().split()[4]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 class Idleness:
     """Watches the processes of a call: whether all of them have used no processor for `seconds`, and how long they have worked.
 
-    Where the system does not report what processes use, neither is ever so.
+    `free` is whether the machine was free meanwhile: a process that can go on then does.  Where the system does not report what
+    processes use, none of the three is ever so.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -35,21 +46,23 @@ class Idleness:
         self._pids: Sequence[int | None] = ()
         self._start: list[float] = []
         self._used: list[float] = []
-        self._since = 0.0
+        self._since = self._free_then = 0.0
+        self.free = False
 
     def begin(self, pids: Sequence[int | None]) -> None:
         """The call begins."""
         self._pids = pids
         self._start = self._used = self._now()
-        self._since = time.monotonic()
+        self._since, self._free_then, self.free = time.monotonic(), free_time(), False
 
     def over(self) -> bool:
         """Whether no process has worked for so long.  To be asked once in `pause` seconds."""
         used, passed = self._now(), time.monotonic() - self._since
         least = TICKS / os.sysconf("SC_CLK_TCK") + SHARE * passed
         if not all(used) or any(now - before > least for now, before in zip(used, self._used, strict=True)):
-            self._used, self._since = used, time.monotonic()
+            self._used, self._since, self._free_then = used, time.monotonic(), free_time()
             return False
+        self.free = passed >= self._seconds and free_time() - self._free_then >= FREE * passed
         return passed >= self._seconds
 
     def worked(self) -> float:

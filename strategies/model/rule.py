@@ -157,8 +157,15 @@ class Claim:
 
 def overload(name: str) -> torch._ops.OpOverload:
     """The overload of that name: `aten.add.Tensor`."""
+    return _aten_overload(name) if name.startswith("aten.") else _overload(name)
+
+
+def _overload(name: str) -> torch._ops.OpOverload:
     namespace, packet, which = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet), which)  # type: ignore[no-any-return]
+
+
+_aten_overload = functools.lru_cache(1 << 12)(_overload)  # of other namespaces, libraries come and go
 
 
 def call_of(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call, list[Tensor]]:

