@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import warnings
 from functools import cache, wraps
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -50,10 +50,8 @@ def _fake(original: Fn, fakes: Any, tensor: Any, *args: Any, **kwargs: Any) -> o
     if type(tensor) is not LocalTensor:
         return original(fakes, tensor, *args, **kwargs)
     converter = fakes.fake_tensor_converter
-    before, converter.export = (
-        converter.export,
-        True,
-    )  # else a number is a symbol, with a guard on the value of one rank
+    before = converter.export
+    converter.export = True  # else a number is a symbol, with a guard on the value of one rank
     try:
         return _fake_of_one_rank(original, fakes, tensor, *args, **kwargs)
     finally:
@@ -258,13 +256,15 @@ class Compiler:
         converter = callback._torchdynamo_orig_backend
         compile_graph = converter._torchdynamo_orig_backend
         self._codes: set[CodeType] = set()
+        self._broken: set[CodeType] = set()  # those with a break that a rank would not have
         skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
         self._as_written = ConvertFrameReturn(frame_exec_strategy=skip, apply_to_code=False)
 
         def backend(*args: Any, **kwargs: Any) -> object:
             try:
                 with kernels.compiling(mode):
-                    return compile_graph(*args, **kwargs)
+                    made = compile_graph(*args, **kwargs)
+                return kernels.or_as_recorded(made, args[0]) if self._apart else made
             except Exception as error:  # why: whatever torch made of an error of ours; others are raised again
                 reason = _reason(error)
                 if reason is None:
@@ -285,11 +285,21 @@ class Compiler:
         if is_of_ours(frame.f_code) or is_of_ours(sys._getframe(1).f_code):
             return self._as_written  # and all that it calls, as the `__init__` of a dataclass
         self._codes.add(frame.f_code)
-        before = Compiler.breaks
+        before, self._apart = Compiler.breaks, self._is_apart(sys._getframe(1))
         done = self._torchdynamo_orig_backend(frame, *args)
+        if Compiler.breaks > before:
+            self._broken.add(frame.f_code)
         if Compiler.breaks > before and done.guarded_code is None and not is_user_file(frame.f_code.co_filename):
             return self._as_written  # a function of torch, whose parts rely on being compiled together or not at all
         return done
+
+    def _is_apart(self, frame: FrameType | None) -> bool:
+        """Whether a function is compiled by itself because its caller could not be."""
+        while frame is not None and self._broken:
+            if frame.f_code in self._broken:
+                return True
+            frame = frame.f_back
+        return False
 
     def forget(self) -> None:
         """Forget what was compiled."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from localtensor._util.call_sites import Fn
+from localtensor._util.call_sites import Args, Fn
 from localtensor.lockstep.dispatch.dispatcher import Operands, plain_dispatch
 from localtensor.lockstep.dispatch.execute import CellReader, row_args
 from localtensor.lockstep.patches.rank_queries import patch_attribute
@@ -24,6 +24,7 @@ from localtensor.lockstep.values.partition import one_cell_per_row
 from localtensor.lockstep.values.stacks import cells_of_rows
 
 _HIGHER = torch.ops.higher_order
+_LONE_VIEW = "as_strided not supported with DTensor"
 _FUNCTIONS = (_HIGHER.flex_attention, _HIGHER.flex_attention_backward)  # operators that take graphs, and only compute
 
 
@@ -122,3 +123,26 @@ def install() -> None:
     from torch._inductor import compile_fx
 
     patch_attribute(compile_fx, "compile_fx", _compile_fx)
+
+
+def or_as_recorded(compiled: Fn, graph: Any) -> Fn:
+    """What was compiled of a part of a function that a rank compiles whole; a part that only makes a view runs as it was recorded.
+
+    A function that returns nothing but a view of a DTensor ends on a rank, too, in an error of AOTAutograd, behind its graph.
+    """
+
+    def run(*inputs: Any) -> Any:
+        before = _versions(inputs)
+        try:
+            return compiled(*inputs)
+        except RuntimeError as error:
+            if _LONE_VIEW not in str(error) or _versions(inputs) != before:
+                raise
+            return graph.forward(*inputs)
+
+    return run
+
+
+def _versions(inputs: Args) -> list[int]:
+    """How often each tensor was written."""
+    return [x._version for x in inputs if isinstance(x, Tensor) and not x.is_inference()]

@@ -345,6 +345,55 @@ def test_a_function_of_torch_is_compiled_as_a_whole_or_runs_op_by_op(mode):
     assert torch.equal(*learnt)
 
 
+def transposed(x):
+    return x.transpose(0, -1)
+
+
+def normed(x):
+    return nn.functional.layer_norm(x, x.shape[-1:])
+
+
+def normed_twice(x):
+    for step in (normed, transposed, normed):
+        x = step(x)
+    return x
+
+
+def test_a_view_alone_between_breaks_that_no_rank_has_is_not_compiled_by_itself(mode):
+    mesh = init_device_mesh("cpu", (RANKS,))
+    x = distribute_tensor(torch.arange(75.0).sin().view(5, 3, 5), mesh, [Shard(1)])  # no row for the last
+    x.requires_grad_()
+    found, wanted = torch.compile(normed_twice, backend="aot_eager")(x), normed_twice(x)
+    assert found.placements == wanted.placements
+    assert torch.equal(found.full_tensor().reconcile(), wanted.full_tensor().reconcile())
+    torch.compiler.reset()
+    even = distribute_tensor(torch.ones(4, 4), mesh, [Replicate()])
+    with pytest.raises(RuntimeError, match="as_strided not supported with DTensor"):  # as on a rank
+        torch.compile(transposed, backend="aot_eager")(even)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_part_that_ends_in_a_view_is_run_again_as_it_is_written_unless_it_writes(writes):
+    x, runs = torch.zeros(3), []
+
+    def compiled(x):
+        runs.append("compiled")
+        if writes:
+            x.add_(1)
+        raise RuntimeError("as_strided not supported with DTensor!")
+
+    class Recorded:
+        @staticmethod
+        def forward(x):
+            runs.append("recorded")
+            return x
+
+    run = kernels.or_as_recorded(compiled, Recorded)
+    with pytest.raises(RuntimeError, match="as_strided") if writes else nullcontext():
+        run(x)
+    assert runs == ["compiled"] if writes else runs == ["compiled", "recorded"]
+
+
 def summed_by_us(x):
     y = x * 2
     return all_reduce(y, "sum") + y * rank_map(torch.tensor)
