@@ -5,3 +5,5 @@ from localtensor.lockstep.collectives_api import shard_dim_alltoall as shard_dim
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch as plain_dispatch
 from localtensor.lockstep.mode import LocalTensor as LocalTensor
 from localtensor.lockstep.patches.torch_local_tensor import in_place_of_torch as in_place_of_torch
+from localtensor.lockstep.values.rank_int import is_rank_number as is_rank_number
+from localtensor.lockstep.values.rank_int import on_rank as on_rank

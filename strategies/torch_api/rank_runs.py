@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import localtensor as lt
 from localtensor._util import Died, Outcome, Raised, Returned, Waiting, pickling
 from localtensor.errors import LocalTensorError, error_in_one_line
+from localtensor.lockstep import is_rank_number, on_rank
 from localtensor.processes import Idleness, Pool, prepare
 from strategies.base.time_limit import DoesNotReturn
 from strategies.torch_api.code_places import no_return_error, rule_limit
@@ -171,6 +172,8 @@ def run_in_lockstep(works: Sequence[MeshTask[T]]) -> list[T | None]:
 
 def values_by_rank(x: object, ranks: int) -> list[Any]:
     """Each rank's value of a value in lockstep; ranks with equal ones share one object."""
+    if is_rank_number(x):
+        return [on_rank(x, rank) for rank in range(ranks)]
     if not isinstance(x, lt.LocalTensor):
         return [x.detach() if isinstance(x, Tensor) else x] * ranks
     table = {rank: value for holders, value in x.detach().values() for rank in holders}

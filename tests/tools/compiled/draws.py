@@ -7,6 +7,7 @@ there, is no finding; what this package refuses, it refuses by an error of its o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -25,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import localtensor as lt
 from localtensor import LocalTensorMode
 from localtensor.errors import LocalTensorError
 from tests.end_to_end.programs.lockstep_ways import assert_bits, of_rank
@@ -168,26 +170,59 @@ def steps(program: dtensor_programs.Program, x: DTensor) -> Any:
     return x
 
 
+def source_of(program: dtensor_programs.Program) -> DTensor:
+    """The tensor that a program begins with."""
+    torch.manual_seed(5)
+    return dtensor_programs.source(program, dtensor_programs.mesh_of(program))
+
+
+def results(program: dtensor_programs.Program, run: Callable[..., Any]) -> list[Any]:
+    """What the steps give by `run`, and the gradient of what they begin with."""
+    x = source_of(program)
+    if program.backward and x.is_leaf:
+        x.requires_grad_()
+    last = run(program, x)
+    held = [dtensor_programs.seen_of(last)]
+    if last.requires_grad and last.dtype.is_floating_point:
+        (last * last).sum().backward()
+        held.append(None if x.grad is None else [x.grad.to_local(), str(x.grad.placements)])
+        held.append(None if x.grad is None else x.grad.full_tensor())
+    return held
+
+
+def compiled_results(program: dtensor_programs.Program) -> list[Any]:
+    """The same of the compiled steps, without what autograd keeps: a real process sends them."""
+    warnings.simplefilter("ignore")
+    return of_rank(results(program, torch.compile(steps, backend="aot_eager")), dist.get_rank())
+
+
+def compared_further(
+    program: dtensor_programs.Program, mine: Any, wanted: Any, difference: Exception
+) -> str | Exception:
+    """The difference of compiled steps from those that are written, unless it is none, or real processes differ alike.
+
+    A gradient may lie otherwise: AOTAutograd gives it as its graph makes it, and autograd as the op before does.
+    """
+    wholes = [[[one[0], *one[2:]] for one in ranks] for ranks in (mine, wanted)]
+    with contextlib.suppress(AssertionError):
+        assert_bits(*wholes, exact=program.exact)
+        return "equal, the gradient with other placements"
+    try:
+        theirs = lt.run(compiled_results, program, ranks=program.ranks, on="gloo").values
+    except Exception as error:  # why: whatever they raise is no result to compare with
+        return AssertionError(f"{difference} (on gloo: {error!r})")
+    try:
+        assert_bits(of_rank(mine, 0), of_rank(theirs, 0), exact=program.exact)
+    except AssertionError as other:
+        return AssertionError(f"{difference} (on gloo otherwise: {other})")
+    return "differs on real processes alike"
+
+
 def of_dtensors(program: dtensor_programs.Program, found: Found) -> None:
     """Compile the steps; trace them as a function of what a rank holds."""
 
-    def source() -> DTensor:
-        torch.manual_seed(5)
-        return dtensor_programs.source(program, dtensor_programs.mesh_of(program))
-
-    def compiled(run: Callable[..., Any]) -> list[Any]:
-        x = source()
-        if program.backward and x.is_leaf:
-            x.requires_grad_()
-        last = run(program, x)
-        held = [dtensor_programs.seen_of(last)]
-        if last.requires_grad and last.dtype.is_floating_point:
-            (last * last).sum().backward()
-            held.append(None if x.grad is None else [x.grad.to_local(), str(x.grad.placements)])
-        return held
-
     def traced(record: Callable[..., Any]) -> list[Any]:
-        x = source()
+        x = source_of(program)
 
         def of_shards(local: Any) -> Any:
             whole = DTensor.from_local(
@@ -215,7 +250,7 @@ def of_dtensors(program: dtensor_programs.Program, found: Found) -> None:
             lambda: traced(lambda run, x: make_fx(run)(x)),
             lambda: traced(lambda run, x: run),
         ),
-        "aot_eager": (lambda: compiled(graph), lambda: compiled(steps)),
+        "aot_eager": (lambda: results(program, graph), lambda: results(program, steps)),
     }
     for how, (run, plain) in ways.items():
         if how == "make_fx" and any(step[0] == "draw" and step[-1] % 4 == 0 for step in program.steps):
@@ -223,6 +258,8 @@ def of_dtensors(program: dtensor_programs.Program, found: Found) -> None:
         mine, wanted = outcome_of(lambda run=run: in_lockstep(run)), outcome_of(lambda plain=plain: in_lockstep(plain))
         torch.compiler.reset()
         said = verdict(mine, wanted, lambda run=run: on_a_rank(run), exact=program.exact)
+        if isinstance(said, AssertionError) and how == "aot_eager" and not isinstance(wanted, Exception):
+            said = compared_further(program, mine, wanted, said)
         found.see(program, f"DTensors, {how}", said)
 
 
