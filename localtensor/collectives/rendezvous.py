@@ -65,7 +65,10 @@ class Contribution:
 
     @property
     def bytes(self) -> int:
-        return sum(dtype.itemsize * prod(shape) for dtype, shape in self.tensors)
+        total = 0
+        for dtype, shape in self.tensors:  # a generator would take longer than the rest
+            total += dtype.itemsize * prod(shape)
+        return total
 
     @property
     def place(self) -> Place | None:

@@ -244,6 +244,8 @@ def _change(source: Any, target: Any) -> tuple[str, str] | None:
 
     Most that do not have the same text, and torch's == of two kinds is slow.
     """
+    if source.placements is target.placements:
+        return None
     before, after = placements_text(source.placements), placements_text(target.placements)
     return (before, after) if before != after or source.placements != target.placements else None
 
@@ -252,16 +254,16 @@ def _redistribution(
     lane: Lane, kind: str, reason: str, place: Place | None, local: Tensor, source: Any, change: tuple[str, str]
 ) -> Span:
     """The span of a redistribution of a spec by this change."""
-    moved = f"{change[0]} -> {change[1]}"
-    axes = _axes_text(source.mesh.mesh_dim_names, tuple(source.mesh.shape))
+    moved, axes = _moved_texts(change, source.mesh.mesh_dim_names, tuple(source.mesh.shape))
     spec = f"{shape_text(source.shape, local.dtype)} @ {axes}: {moved}"
     return lane.span(kind, moved, place, reason=reason, spec=spec)
 
 
-@lru_cache(1 << 8)
-def _axes_text(names: tuple[str, ...] | None, sizes: tuple[int, ...]) -> str:
-    """The axes of a mesh, as `dp=2,tp=4`."""
-    return ",".join(f"{name}={size}" for name, size in zip(names or [f"dim{i}" for i in range(len(sizes))], sizes))
+@lru_cache(1 << 10)
+def _moved_texts(change: tuple[str, str], names: tuple[str, ...] | None, sizes: tuple[int, ...]) -> tuple[str, str]:
+    """A change of placements and the axes of a mesh: `S(0) -> R` and `dp=2,tp=4`."""
+    axes = ",".join(f"{name}={size}" for name, size in zip(names or [f"dim{i}" for i in range(len(sizes))], sizes))
+    return f"{change[0]} -> {change[1]}", axes
 
 
 def _message(error: BaseException) -> str:
