@@ -41,7 +41,6 @@ from strategies.sweep import aggregate, executors
 from strategies.sweep.source_runs import confirm_claims, source_samples
 from strategies.torch_api import user_modules
 from strategies.torch_api.decompositions import without_dynamo, without_stacks
-from strategies.torch_api.mesh_and_caches import cached_traces
 from strategies.torch_api.rank_runs import prepare_confirmation, shared_worlds
 from strategies.torch_api.user_modules import import_rules
 from strategies.validation import finding
@@ -72,11 +71,7 @@ def validate_task(task: OverloadTask, note: Note) -> list[TaskResult]:
     if task.home[0]:
         import_rules(*task.home)
     # What follows an op, and several axes, are simulated with the kernels of the CPU.
-    with (
-        cached_traces(),
-        shared_worlds(),
-        kernels_on(task.device if task.kind == ALONE and task.source == "dtensor" else "cpu"),
-    ):
+    with shared_worlds(), kernels_on(task.device if task.kind == ALONE and task.source == "dtensor" else "cpu"):
         results = _VALIDATORS[task.kind](task, note)
     if task.source == "dtensor":
         validate_laws(task, results, note)

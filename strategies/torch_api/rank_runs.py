@@ -23,7 +23,7 @@ from localtensor.lockstep import is_rank_number, on_rank
 from localtensor.processes import Idleness, Pool, prepare
 from strategies.base.time_limit import DoesNotReturn
 from strategies.torch_api.code_places import no_return_error, rule_limit
-from strategies.torch_api.mesh_and_caches import Answers, cached_propagation, clear_dtensor_caches
+from strategies.torch_api.mesh_and_caches import Answers, cached_propagation, cached_traces, clear_dtensor_caches
 
 THREAD_TIMEOUT = 60.0
 """Time limit of a run on rank threads."""
@@ -113,11 +113,15 @@ _WORLDS: ContextVar[dict[Any, _World] | None] = ContextVar("worlds", default=Non
 
 @contextlib.contextmanager
 def shared_worlds() -> Iterator[None]:
-    """While active, runs in lockstep on equal meshes share the mesh, and what DTensor has propagated there."""
+    """While active, runs in lockstep on equal meshes share the mesh, and what DTensor has propagated there.
+
+    All runs share the traces of decompositions.
+    """
     worlds: dict[Any, _World] = {}
     token = _WORLDS.set(worlds)
     try:
-        yield
+        with cached_traces():
+            yield
     finally:
         _WORLDS.reset(token)
         for world in worlds.values():

@@ -27,7 +27,6 @@ from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.shrink.sizes import STAGES, Stage, unevenness
 from strategies.torch_api import dtensor
 from strategies.torch_api.code_places import no_return_place, refusal_text
-from strategies.torch_api.mesh_and_caches import cached_traces
 from strategies.torch_api.rank_runs import shared_worlds
 from strategies.torch_api.user_modules import import_rules
 from strategies.validation.claim_sources import claims
@@ -65,7 +64,7 @@ def smaller_candidates(doubt: ShrinkTask, note: Callable[[int], None]) -> tuple[
     if doubt.home[0]:
         import_rules(*doubt.home)
     note(0)
-    with cached_traces(), shared_worlds():
+    with shared_worlds():
         return (*_smaller(doubt), *doubt.suspects)
 
 
