@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from localtensor._util import Waiting
+from localtensor.lockstep.values.rank_int import rank_int
 from localtensor.processes import Pool, idleness
 from strategies.torch_api import rank_runs
 from strategies.torch_api.mesh_and_caches import world_mesh
@@ -60,6 +61,12 @@ def test_ranks_that_work_all_the_time_do_so_once(calls, monkeypatch):
     with rank_runs.RankProcesses("gloo", 2.0) as processes:
         outcomes = processes.run(work_for_ever, [0, 1])
     assert [type(one) for one in outcomes] == [Waiting, Waiting] and calls == [None]
+
+
+def test_a_number_that_differs_between_ranks_is_a_value_of_each():
+    numbers = rank_int([4, 6])
+    assert rank_runs.values_by_rank(numbers, 2) == [4, 6]
+    assert rank_runs.values_by_rank(numbers == 6, 2) == [False, True]
 
 
 # Shared worlds.
