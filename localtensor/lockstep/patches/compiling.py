@@ -91,6 +91,8 @@ def tensor_of_one_rank(x: LocalTensor) -> Tensor:
     with plain_dispatch():  # also below torch.func, which would wrap it
         cell = x._cells[0]  # its first row, which lies where a tensor of this rank alone would
         plain = (cell[0] if x._partition.sizes[0] > 1 else cell).detach()
+        if not is_uneven(x) and plain.stride() != x.stride():  # of a dim of one element, say, which lies anyhow
+            plain = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=plain.device).copy_(plain)
     with torch._C._DisableTorchDispatch(), torch.enable_grad():
         if isinstance(x, torch.nn.Parameter):
             return torch.nn.Parameter(plain, x.requires_grad)
@@ -245,8 +247,7 @@ def _first_line(error: Exception) -> str:
 class Compiler:
     """Dynamo's callback for the frames of one mode: it compiles as `callback` does, into a cache of its own."""
 
-    breaks = 0
-    """How many graphs were broken, see `_break_graph`."""
+    breaks = 0  # how many graphs were broken, see `_break_graph`
 
     def __init__(self, mode: Mode, callback: Any) -> None:
         from torch._dynamo.convert_frame import catch_errors_wrapper

@@ -27,10 +27,10 @@ from localtensor.errors import NotTraceable
 from localtensor.lockstep.collectives_api import all_reduce
 from localtensor.lockstep.comms.collectives import stacked_value
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
-from localtensor.lockstep.patches import kernels
+from localtensor.lockstep.patches import compiling, kernels
 from localtensor.lockstep.patches.shard_offsets import own_chunk
 from localtensor.lockstep.values import partition
-from localtensor.lockstep.values.local_tensor import wrap
+from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
 from strategies import overlay_dtensor
 from tests.localtensor.lockstep.conftest import on_all
 
@@ -343,6 +343,23 @@ def test_a_function_of_torch_is_compiled_as_a_whole_or_runs_op_by_op(mode):
         (torch.compile(step, backend="eager") if compiled else step)()
         learnt.append(weight.full_tensor().reconcile())
     assert torch.equal(*learnt)
+
+
+def test_a_shard_of_one_element_has_the_strides_that_it_says(mode):
+    mesh = init_device_mesh("cpu", (RANKS,))
+    pieces = [
+        LocalTensor([torch.full((1, RANKS), float(rank)) for rank in range(RANKS)]).chunk(RANKS, 1)[place]
+        for place in (0, 1)
+    ]
+    assert pieces[0].stride() == (RANKS, 1) == compiling.tensor_of_one_rank(pieces[0]).stride()
+    x = DTensor.from_local(pieces[0], mesh, [Shard(1)])
+
+    def doubled(x):
+        return x * 2
+
+    assert torch.equal(
+        torch.compile(doubled, backend="aot_eager")(x).full_tensor().reconcile(), doubled(x).full_tensor().reconcile()
+    )
 
 
 def transposed(x):
