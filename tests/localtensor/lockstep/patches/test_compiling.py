@@ -27,12 +27,14 @@ from localtensor.errors import NotTraceable
 from localtensor.lockstep.collectives_api import all_reduce
 from localtensor.lockstep.comms.collectives import stacked_value
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
-from localtensor.lockstep.patches import compiling, kernels
+from localtensor.lockstep.patches import kernels
 from localtensor.lockstep.patches.shard_offsets import own_chunk
 from localtensor.lockstep.values import partition
-from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
+from localtensor.lockstep.values.local_tensor import wrap
 from strategies import overlay_dtensor
 from tests.localtensor.lockstep.conftest import on_all
+from tests.properties.dtensor_programs import Program
+from tests.tools.compiled import draws
 
 RANKS = 4
 slow_kernels = pytest.param("inductor", marks=pytest.mark.slow)  # it runs a C++ compiler
@@ -345,21 +347,13 @@ def test_a_function_of_torch_is_compiled_as_a_whole_or_runs_op_by_op(mode):
     assert torch.equal(*learnt)
 
 
-def test_a_shard_of_one_element_has_the_strides_that_it_says(mode):
-    mesh = init_device_mesh("cpu", (RANKS,))
-    pieces = [
-        LocalTensor([torch.full((1, RANKS), float(rank)) for rank in range(RANKS)]).chunk(RANKS, 1)[place]
-        for place in (0, 1)
-    ]
-    assert pieces[0].stride() == (RANKS, 1) == compiling.tensor_of_one_rank(pieces[0]).stride()
-    x = DTensor.from_local(pieces[0], mesh, [Shard(1)])
-
-    def doubled(x):
-        return x * 2
-
-    assert torch.equal(
-        torch.compile(doubled, backend="aot_eager")(x).full_tensor().reconcile(), doubled(x).full_tensor().reconcile()
-    )
+def test_a_shard_of_one_element_is_compiled_with_the_strides_that_it_says():
+    """A drawn program: in one of its graphs a tensor of shape (1, 1) has the strides (4, 1), where its values lie by (1, 1)."""
+    ends = ("reduce", 0, ("R",), True, 4), ("cat", 1, ("S1",), True, 7)
+    steps = (("matmul", 1, ("S0",), True, 2), ("linear", 1, ("S0",), False, 3), *ends)
+    found = draws.Found()
+    draws.of_dtensors(Program("row", "whole", (7, 6), ("R",), "distributed", steps, backward=False), found)
+    assert found.counts["DTensors, aot_eager: equal"] == 1 and not found.differences
 
 
 def transposed(x):
