@@ -9,9 +9,8 @@ from collections.abc import Sequence
 POLL = 0.5  # seconds between two looks
 TICKS, SHARE = 2, 0.02
 """Ticks of the system's clock, and the share of the time, that a process which waits may use: gloo's threads look around."""
-FREE = (
-    0.5  # processors that have nothing to do, on average, while all processes wait for each other and for nothing else
-)
+FREE = 0.5
+"""Processors that have nothing to do, on average, while all processes wait for each other and for no processor."""
 
 
 def processor_time(pid: int | None) -> float:

@@ -40,10 +40,7 @@ _PLAIN = frozenset({Tensor, nn.Parameter})
 _STRIDED = torch.strided
 DETACH = torch.ops.aten.detach.default
 _C10D = torch.ops._c10d_functional
-_HAND_ON = (
-    _C10D.wait_tensor.default,
-    _C10D._wrap_tensor_autograd.default,
-)  # they give what a collective has given them
+_HAND_ON = _C10D.wait_tensor.default, _C10D._wrap_tensor_autograd.default  # they give what a collective has given
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
 Op = torch._ops.OpOverload
 MOST_SHAPES = 1 << 14  # of ops, whose operations are kept
