@@ -1,6 +1,7 @@
 """An op with what follows it, and on several axes: what only a program shows is found, what is right never."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -291,3 +292,12 @@ def test_integers_beside_floats_are_tried_on_the_mesh_with_the_longest_axis(monk
         {(2, 3)} if left else set(MESHES)
     )
     assert [one for result in found for one in result.left_out.get("meshes without a turn", [])] == left
+
+
+def test_a_resumed_run_tries_integers_on_no_other_mesh(monkeypatch):
+    monkeypatch.setattr(chained, "_meshes", play := lambda *_: ([], []))
+    samples = tuple(sample("neg.default", x) for x in (X, INTEGERS))
+    task = OverloadTask("aten.neg.default", samples, MESHES, 0, "meshes")
+    left = frozenset(unit for unit in task.units() if unit.mesh != (2, 3))
+    found = chained._each(replace(task, only=left), silent, play)
+    assert {result.unit.dtypes for result in found if result.samples} == {"real"}
