@@ -5,13 +5,14 @@ from localtensor.layout.links import BadNetwork as BadNetwork
 from localtensor.layout.links import Links as Links
 from localtensor.layout.links import Network as Network
 from localtensor.layout.mesh import Mesh as Mesh
+from localtensor.layout.partial_splits import RandomNumbers as RandomNumbers
+from localtensor.layout.partial_splits import partial_values as partial_values
 from localtensor.layout.reductions import GLOO_DTYPES as GLOO_DTYPES
 from localtensor.layout.reductions import fold as fold
 from localtensor.layout.reductions import fold_partials as fold_partials
 from localtensor.layout.reductions import is_arithmetic as is_arithmetic
 from localtensor.layout.reductions import is_reducible as is_reducible
 from localtensor.layout.reductions import is_unambiguous as is_unambiguous
-from localtensor.layout.reductions import partial_values as partial_values
 from localtensor.layout.row_intervals import RowIntervals as RowIntervals
 from localtensor.layout.row_intervals import chunk_rows as chunk_rows
 from localtensor.layout.row_intervals import cuts_by_dim as cuts_by_dim
@@ -50,6 +51,7 @@ from localtensor.layout.tolerance import JUMP_SHARE as JUMP_SHARE
 from localtensor.layout.tolerance import MAX_JUMP_SHARE as MAX_JUMP_SHARE
 from localtensor.layout.tolerance import NOISE_FACTOR as NOISE_FACTOR
 from localtensor.layout.tolerance import all_finite as all_finite
+from localtensor.layout.tolerance import all_within_slack as all_within_slack
 from localtensor.layout.tolerance import is_float8 as is_float8
 from localtensor.layout.tolerance import is_inexact as is_inexact
 from localtensor.layout.tolerance import max_abs as max_abs

@@ -1,4 +1,4 @@
-"""Reductions of many ranks' tensors in their own dtype, and splits of a tensor into partial values.
+"""Reductions of many ranks' tensors in their own dtype.
 
 The dtypes of each reduction are those of gloo, tried on gloo processes of torch 2.13.0 and checked by tests/real.  So is
 the order in which up to eight ranks' floats are added, averaged and multiplied: results equal gloo's to the last bit.
@@ -8,14 +8,6 @@ purpose:
 * min and max let NaN through, whichever rank holds it.  In gloo it depends on the order of the ranks.
 * `PremulSum` exists, though gloo refuses it: NCCL has it (ReduceOp.PREMUL_SUM, ProcessGroupNCCL.cpp).
 * torch.complex32 is refused, though gloo adds it: torch calls it experimental and cannot divide it.
-
-Partial values satisfy `fold_partials(parts(x, kind, n, rng), kind) == x`: exactly for integers, bools, min and max; up
-to rounding for sums, averages and products of floats.  They are adversarial, since an honest split such as x/n on each
-rank lets wrong rules pass.  Addends cancel, change sign, and are non-zero where the total is zero; in `sparse` splits
-half of them are zero where the total is not.  Minima and maxima have another owner for each element and random
-distances, with ties in `sparse` splits.  Where the total is infinite, one part is, and the others are numbers, unless
-that makes another total.  Where a sum, an average or a product is NaN, one part is, or several; where a minimum or a
-maximum is, all parts are, since it depends on the backend what they make of a number and a NaN.
 """
 
 from __future__ import annotations
@@ -224,6 +216,14 @@ def _ring_chunk(elements: int, ranks: int, itemsize: int, rooted: bool) -> int:
 # -- partial values
 
 
+def _is_inexact(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+AND_KINDS = ("min", "product")
+"""The reductions of bools that are "and"; the others are "or"."""
+
+
 def is_reducible(kind: str, dtype: torch.dtype) -> bool:
     """Whether partial values of this dtype are defined for this reduction.
 
@@ -263,129 +263,10 @@ def fold_partials(held: Tensor, kind: str) -> Tensor:
     if not is_reducible(kind, held.dtype):
         raise NotReducible("partials.fold", kind, held.dtype)
     if held.dtype == torch.bool:
-        return held.all(0) if kind in _AND_KINDS else held.any(0)
+        return held.all(0) if kind in AND_KINDS else held.any(0)
     if kind in ("min", "max"):
         return held.amin(0) if kind == "min" else held.amax(0)
     if kind == "product":
         return held.prod(0, dtype=held.dtype)
     total = held.sum(0, dtype=held.dtype)
     return total if kind == "sum" else divide(total if _is_inexact(held.dtype) else total.double(), held.shape[0])
-
-
-def partial_values(
-    x: Tensor, kind: str, ranks: int, rng: torch.Generator, *, sparse: bool = False, far: bool = False
-) -> Tensor:
-    """`ranks` partial values of x, stacked as [ranks, *x.shape], of x's dtype.
-
-    `sparse` makes zeros among the parts where the total is not zero (sum, avg), ties (min, max), or ones (product).
-    `far` makes parts about a thousand times as large as the total, or as far from it; it has no effect on integers of
-    fewer than 32 bits.  Raises `NotReducible` unless `is_reducible`.
-    """
-    if not is_reducible(kind, x.dtype):
-        raise NotReducible("partials.parts", kind, x.dtype)
-    make = {"sum": _addends, "avg": _addends, "min": _extremes, "max": _extremes, "product": _factors}[kind]
-    if x.dtype == torch.bool:
-        apart = _coin((ranks - 1, *x.shape), rng, x.device, 0.5)
-        stack = torch.cat([x | apart if kind in _AND_KINDS else x & apart, x[None]])
-    else:
-        has_range = torch.finfo(x.dtype).max > 1e6 if _is_inexact(x.dtype) else torch.iinfo(x.dtype).bits >= 32
-        stack = make(x, kind, ranks, rng, sparse, FAR_SCALE if far and has_range else 1)
-    # The ranks are put in a random order at each element, so that no rank is special.
-    order = torch.rand(stack.shape, generator=rng, device=rng.device).argsort(0)
-    return stack.gather(0, order.to(stack.device))
-
-
-FAR_SCALE = 1024
-"""The scale of `far` parts; a power of two, which loses no digits."""
-
-_SMALL_UNSIGNED = (torch.uint8, torch.uint16)
-
-_AND_KINDS = ("min", "product")
-"""The reductions of bools that are "and"; the others are "or"."""
-
-
-def _is_inexact(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
-
-
-def _noise(x: Tensor, count: int, rng: torch.Generator, far: int) -> Tensor:
-    """Random non-zero values, about `far` times as large as x, of both signs where the dtype has signs."""
-    shape = (count, *x.shape)
-    if not _is_inexact(x.dtype):
-        size = torch.randint(1, 10, shape, generator=rng, device=rng.device).to(x.device) * far
-        sign = torch.randint(0, 2, shape, generator=rng, device=rng.device).to(x.device) * 2 - 1
-        return (size * sign).to(x.dtype) if x.dtype.is_signed else size.to(x.dtype)
-    finite = x.detach().abs().nan_to_num(0.0, 0.0, 0.0)
-    scale = (finite.amax() * 0.7 + 0.6) * far if x.numel() else 1.0
-    real = torch.rand(shape, generator=rng, device=rng.device, dtype=torch.float64).to(x.device)
-    real = (real + 0.1) * torch.where(real * 1e4 % 2 < 1, -1.0, 1.0)
-    if x.dtype.is_complex:  # parts that are real alone would leave the imaginary part to one rank
-        turn = torch.rand(shape, generator=rng, device=rng.device, dtype=torch.float64).to(x.device) * 6.0
-        return torch.polar((real * scale).abs(), turn).to(x.dtype)
-    return (real * scale).to(x.dtype)
-
-
-def _coin(shape: tuple[int, ...], rng: torch.Generator, device: torch.device, chance: float) -> Tensor:
-    return (torch.rand(shape, generator=rng, device=rng.device) < chance).to(device)
-
-
-def _addends(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool, far: int) -> Tensor:
-    if kind == "avg":
-        x = x * ranks
-    noise = _noise(x, ranks - 1, rng, far)
-    if sparse:
-        noise = noise * _coin(tuple(noise.shape), rng, x.device, 0.5)
-    if x.dtype in _SMALL_UNSIGNED:  # parts larger than the total would wrap, and so would what an op makes of them
-        cuts = torch.rand(noise.shape, generator=rng, device=rng.device).to(x.device).sort(0).values
-        noise = (cuts * x).floor().diff(dim=0, prepend=torch.zeros_like(x, dtype=cuts.dtype)[None]).to(x.dtype)
-    # Where the total is infinite, one rank holds that; inf - inf would make it NaN.
-    last = x - noise.sum(0, dtype=x.dtype)
-    return torch.cat([_with_nans_of(x, noise, rng), last[None]])
-
-
-def _with_nans_of(x: Tensor, others: Tensor, rng: torch.Generator) -> Tensor:
-    """The parts of the other ranks, with NaN in about half of those of an element that is NaN.
-
-    One NaN is enough for a sum, an average or a product, and several make it, too: what counts NaN must not rely on one.
-    """
-    if not _is_inexact(x.dtype) or not bool(x.isnan().any()):
-        return others
-    return torch.where(x.isnan() & _coin(tuple(others.shape), rng, x.device, 0.5), x, others)
-
-
-def _factors(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool, far: int) -> Tensor:
-    shape = (ranks - 1, *x.shape)
-    sign = torch.where(_coin(shape, rng, x.device, 0.5), 1, -1 if x.dtype.is_signed else 1)
-    if not _is_inexact(x.dtype) or sparse:
-        others = sign.to(x.dtype)
-        return torch.cat([_with_nans_of(x, others, rng), (x * others.prod(0, dtype=x.dtype))[None]])
-    others = sign * torch.where(_coin(shape, rng, x.device, 0.5), 2.0 * far, 0.5 / far)
-    if x.dtype.is_complex:
-        others = others * torch.where(_coin(shape, rng, x.device, 0.5), 1j, 1.0)
-    return torch.cat([_with_nans_of(x, others.to(x.dtype), rng), (x / others.prod(0)).to(x.dtype)[None]])
-
-
-def _extremes(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool, far: int) -> Tensor:
-    noise = _noise(x, ranks - 1, rng, far)
-    distance = noise.abs() if x.dtype.is_signed else noise
-    # Far enough, at half of the elements, for a part to be larger in size than the total: |P(max)| is no maximum.
-    distance = torch.where(_coin(tuple(distance.shape), rng, x.device, 0.5), distance * 8, distance)
-    if sparse:
-        distance = distance.masked_fill(_coin(tuple(distance.shape), rng, x.device, 0.4), 0)  # inf * 0 would be NaN
-    others = _shift(x, distance, noise, down=kind == "max")
-    return torch.cat([others, x[None]])
-
-
-def _shift(x: Tensor, distance: Tensor, noise: Tensor, *, down: bool) -> Tensor:
-    """x shifted by a distance, never past the ends of an integer dtype.
-
-    Where x is infinite on the other side, the result is the noise, of both signs: any number is valid there.  Where x
-    is NaN, it is NaN: of a number and a NaN, gloo's minimum and maximum are the one or the other, by the order of ranks.
-    """
-    if _is_inexact(x.dtype):
-        free = x == (torch.inf if down else -torch.inf)
-        return torch.where(free, noise, x - distance if down else x + distance)
-    ends = torch.iinfo(x.dtype)
-    if down:
-        return torch.where(x < ends.min + distance, x, x - distance)
-    return torch.where(x > ends.max - distance, x, x + distance)

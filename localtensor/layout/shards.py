@@ -25,8 +25,9 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement, NoSuchDim, WrongPieces, WrongShape, WrongType
 from localtensor.layout.mesh import Mesh
+from localtensor.layout.partial_splits import partial_values
 from localtensor.layout.reductions import fold_partials as fold
-from localtensor.layout.reductions import is_reducible, partial_values
+from localtensor.layout.reductions import is_reducible
 from localtensor.layout.row_intervals import same_rows
 from localtensor.layout.spec import Spec, StridedShard, is_supported, shard_cut, short
 

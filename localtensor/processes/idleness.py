@@ -11,6 +11,8 @@ TICKS, SHARE = 2, 0.02
 """Ticks of the system's clock, and the share of the time, that a process which waits may use: gloo's threads look around."""
 FREE = 0.5
 """Processors that have nothing to do, on average, while all processes wait for each other and for no processor."""
+BUSY_MACHINE = 10
+"""Times its limit that a step may take by the clock where other processes hold the processor."""
 
 
 def processor_time(pid: int | None) -> float:
@@ -70,3 +72,14 @@ class Idleness:
 
     def _now(self) -> list[float]:
         return [processor_time(pid) for pid in self._pids]
+
+
+def is_late(passed: float, worked: float, limit: float) -> bool:
+    """Whether a step is past its limit: it worked for so long, or waits for something; not if the machine is busy.
+
+    `passed` are seconds by the clock, `worked` those of the processor.
+
+    >>> is_late(31, 30.5, limit=30), is_late(31, 0.1, limit=30), is_late(60, 12, limit=30), is_late(301, 12, limit=30)
+    (True, True, False, True)
+    """
+    return passed > limit and (worked > limit or worked < SHARE * passed or passed > BUSY_MACHINE * limit)

@@ -30,7 +30,7 @@ from typing import Any, Protocol
 import torch
 
 from localtensor._util import pickling
-from localtensor.processes import end_with_parent, processor_time, sigint_blocked
+from localtensor.processes import end_with_parent, is_late, processor_time, sigint_blocked
 
 MOST_TASKS_PER_WORKER = 200
 """Tasks after which a worker is replaced: torch's caches grow with every new op and shape."""
@@ -42,10 +42,6 @@ GPU_LOST = 86
 """The exit code of a worker whose GPU serves it no more."""
 TIMED_OUT = "no answer within"
 """The start of the reason for a worker that timed out."""
-IDLE = 0.02
-"""A process that works for a smaller share of the time waits: for another, or for ever."""
-BUSY_MACHINE = 10
-"""Times its limit that a step may take by the clock where other processes hold the processor."""
 ProgressNote = Callable[[int], None]
 """Reports the progress of a task as a number; the last one is known even if the process dies."""
 Work = Callable[[Any, ProgressNote], Any]
@@ -76,6 +72,8 @@ class TaskLost:
 
 
 TaskAnswer = TaskDone | TaskFailed | TaskLost
+Again = Callable[[int, TaskLost], Any]
+"""The task to run in place of the lost one of this number; None if there is none."""
 
 
 class _Worker:
@@ -211,15 +209,21 @@ class WorkerPool:
             gc.unfreeze()  # else cycles outlive the interpreter, and triton lists its part of them
 
     def run(
-        self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Callable[[int], None] | None = None
+        self,
+        work: Work,
+        tasks: Sequence[Any],
+        *,
+        limit: float,
+        tick: Callable[[int], None] | None = None,
+        again: Again | None = None,
     ) -> Iterator[TaskAnswer]:
         """The answer to every task, in order.
 
         `limit` is seconds between two progress reports; `tick` is called with 1 after each task, and with 0 several times
-        a second, when `running` has the tasks at work. `work` is a function that can be imported by name. A caller that does
-        not take all answers must leave the pool's context, which ends all processes.
+        a second, when `running` has the tasks at work. `work` is a function that can be imported by name. What `again` makes of a
+        lost task is run in its place at once. A caller that does not take all answers must leave the pool's context, which ends all processes.
         """
-        self._tasks = tasks
+        self._tasks = tasks = list(tasks)
         waiting = iter(range(len(tasks)))
         answers: dict[int, TaskAnswer] = {}
         given = 0
@@ -231,9 +235,15 @@ class WorkerPool:
             self._give_next(at, waiting, work, tasks)
         while given < len(tasks):
             for at, answer in _finished(self._workers, limit):
-                answers[self._workers[at].unit] = answer
+                unit = self._workers[at].unit
                 if isinstance(answer, TaskLost):
                     self._workers[at].kill()
+                    other = again(unit, answer) if again else None
+                    if other is not None:
+                        tasks[unit] = other
+                        self._give_next(at, iter([unit]), work, tasks)
+                        continue
+                answers[unit] = answer
                 self._give_next(at, waiting, work, tasks)
                 if tick:
                     tick(1)
@@ -284,17 +294,6 @@ def _finished(workers: Sequence[_Worker], limit: float) -> list[tuple[int, TaskA
         if at not in known and worker.unit >= 0 and (why := worker.past(limit)):
             finished.append((at, TaskLost(why, worker.noted.value)))
     return finished
-
-
-def is_late(passed: float, worked: float, limit: float) -> bool:
-    """Whether a step is past its limit: it worked for so long, or waits for something; not if the machine is busy.
-
-    `passed` are seconds by the clock, `worked` those of the processor.
-
-    >>> is_late(31, 30.5, limit=30), is_late(31, 0.1, limit=30), is_late(60, 12, limit=30), is_late(301, 12, limit=30)
-    (True, True, False, True)
-    """
-    return passed > limit and (worked > limit or worked < IDLE * passed or passed > BUSY_MACHINE * limit)
 
 
 def private_memory(pid: int | None) -> int:
@@ -386,5 +385,11 @@ class Workers(Protocol):
     ) -> None: ...
 
     def run(
-        self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Callable[[int], None] | None = None
+        self,
+        work: Work,
+        tasks: Sequence[Any],
+        *,
+        limit: float,
+        tick: Callable[[int], None] | None = None,
+        again: Again | None = None,
     ) -> Iterator[TaskAnswer]: ...

@@ -261,14 +261,15 @@ def steps_left(tried: AbstractSet[str]) -> list[str]:
 
 
 def _key(candidate: Candidate) -> str:
-    """The name under which candidates are one: refusals by their error, writes through views by the layout of the base."""
+    """The name under which candidates are one: refusals by their error, writes through a view by the view and the layout of the base."""
     program = candidate.program
     if program is not None and program.public_call:
         return public_api.fault_name(program, candidate.instance.evidence.reason)
     if candidate.instance.verdict is Verdict.REFUSED:
         return refusal_key(candidate)
     if program is not None and program.then in VIEW_STEPS:
-        return str(replace(program, then="write, then view" if program.then.startswith("write") else "write to view"))
+        write, _, view = program.then.partition(" ")
+        return str(program if write == "write," else replace(program, then=f"write to {view}"))
     return candidate.name
 
 

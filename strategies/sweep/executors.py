@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from localtensor._util import pickling
 from localtensor.processes import sigint_blocked
 from strategies.base.signals import interruptible
-from strategies.base.worker_pool import TaskAnswer, TaskLost, Work, run_in_subprocess
+from strategies.base.worker_pool import Again, TaskAnswer, TaskLost, Work, run_in_subprocess
 from strategies.model.settings import BadSetting
 from strategies.torch_api.user_modules import exception_message, import_user_module
 
@@ -56,9 +56,18 @@ class ExecutorPool:
             executor.shutdown(wait=wait, cancel_futures=True)
 
     def run(
-        self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Callable[[int], None] | None = None
+        self,
+        work: Work,
+        tasks: Sequence[Any],
+        *,
+        limit: float,
+        tick: Callable[[int], None] | None = None,
+        again: Again | None = None,
     ) -> Iterator[TaskAnswer]:
-        """The answer to every task, in order.  `work` is a function that can be imported by name on every worker."""
+        """The answer to every task, in order.  `work` is a function that can be imported by name on every worker.
+
+        What `again` makes of a lost task is run in its place, by itself.
+        """
         batches = [tasks[i : i + BATCH] for i in range(0, len(tasks), BATCH)]
         sent = [pickling.dumps((work, list(batch), limit, self._path)) for batch in batches]
         futures = [self._submit(body) for body in sent]
@@ -66,7 +75,17 @@ class ExecutorPool:
             answers = self._collect(futures, at, sent, len(batch), limit)
             if tick:
                 tick(len(batch))
-            yield from answers
+            for i, answer in enumerate(answers):
+                yield self._tried_again(answer, work, limit, partial(again, at * BATCH + i)) if again else answer
+
+    def _tried_again(
+        self, answer: TaskAnswer, work: Work, limit: float, again: Callable[[TaskLost], Any]
+    ) -> TaskAnswer:
+        """The answer, or that to what `again` makes of a lost task."""
+        while isinstance(answer, TaskLost) and (task := again(answer)) is not None:
+            sent = [pickling.dumps((work, [task], limit, self._path))]
+            (answer,) = self._collect([self._submit(sent[0])], 0, sent, 1, limit)
+        return answer
 
     def _submit(self, body: bytes) -> Future[bytes]:
         with sigint_blocked():  # the executor may start processes, which would print a traceback on Ctrl-C

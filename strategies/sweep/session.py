@@ -7,7 +7,7 @@ reported as a crash.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -94,39 +94,32 @@ def validate_tasks(
     retried once: the cause may lie outside.  `suspected` is called whenever there is something to confirm.
     """
     deaths: dict[int, list[tuple[OverloadTask, TaskLost]]] = defaultdict(list)
-    retried_once: set[int] = set()
-    todo = dict(enumerate(tasks))
-    for attempt in range(RETRIES + 1):
-        answers = workers.run(
-            validate_task, list(todo.values()), limit=SECONDS, tick=tick if not attempt else _still(tick)
-        )
-        retried: dict[int, OverloadTask] = {}
-        for (at, task), answer in zip(todo.items(), answers, strict=True):
-            if isinstance(answer, TaskDone):
-                found = answer.value
-            elif isinstance(answer, TaskLost) and attempt < RETRIES and (answer.noted >= 0 or at not in retried_once):
-                if answer.noted < 0:
-                    retried_once.add(at)
-                    retried[at] = task
-                else:
-                    deaths[at].append((task, answer))
-                    retried[at] = replace(task, skip=task.skip | _steps_to_skip(task, answer), until=0.0)  # has begun
-                continue
-            else:
-                found = _abandoned(task, answer)
-            seconds = answer.seconds if isinstance(answer, TaskDone) else 0.0
-            for result in _with_deaths(found, deaths.pop(at, [])):
-                journal.add({**finding.task_line(result, seconds / len(found)), "run": run})
-            if any(result.suspects or result.whole for result in found):
-                suspected()
-        todo = retried
-        if not todo:
-            return
+    latest = list(tasks)
+    retries: Counter[int] = Counter()
+    begun: set[int] = set()  # those that died once before their first step
 
+    def again(at: int, lost: TaskLost) -> OverloadTask | None:
+        if retries[at] == RETRIES or (lost.noted < 0 and at in begun):
+            return None
+        retries[at] += 1
+        if lost.noted < 0:
+            begun.add(at)
+        else:
+            task = latest[at]
+            deaths[at].append((task, lost))
+            latest[at] = replace(task, skip=task.skip | _steps_to_skip(task, lost), until=0.0)  # has begun
+        return latest[at]
 
-def _still(tick: Callable[[int], None]) -> Callable[[int], None]:
-    """Progress of tasks that have been counted."""
-    return lambda count: tick(0)
+    answers = workers.run(validate_task, tasks, limit=SECONDS, tick=tick, again=again)
+    for at, answer in enumerate(answers):
+        if isinstance(answer, TaskDone):
+            found, seconds = answer.value, answer.seconds
+        else:
+            found, seconds = _abandoned(latest[at], answer), 0.0
+        for result in _with_deaths(found, deaths.pop(at, [])):
+            journal.add({**finding.task_line(result, seconds / len(found)), "run": run})
+        if any(result.suspects or result.whole for result in found):
+            suspected()
 
 
 def _steps_to_skip(task: OverloadTask, lost: TaskLost) -> set[int]:
@@ -180,7 +173,7 @@ def run_validation(settings: Settings, journal: Journal, progress: Progress) -> 
 
     Returns the seconds of each phase.  Raises as `validate`.
     """
-    with without_dynamo(), without_stacks():
+    with without_dynamo(many=settings.everything), without_stacks():
         return _Validation(settings, journal, progress).run_phases()
 
 

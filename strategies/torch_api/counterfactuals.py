@@ -47,7 +47,7 @@ from strategies.torch_api.code_places import CodePlace, place_of, registered_pla
 from strategies.torch_api.dtensor import propagator, registry_of
 from strategies.torch_api.handler_table import HANDLERS_ATTRIBUTE, torch_handlers
 from strategies.torch_api.mesh_and_caches import clear_dtensor_caches
-from strategies.torch_api.specs import of_torch, sums_bools
+from strategies.torch_api.specs import makes_view_of_copy, of_torch, sums_bools
 
 STEPS = {
     "Partial": ("_reduce_value", "_reduce_shard_value", "_partition_value"),
@@ -66,7 +66,8 @@ class OpStep:
     """One op as DTensor ran it first: the part that decided its placements, and these placements as text.
 
     `how` is the registry, or "handler"; `outer` is the op whose decomposition was traced meanwhile, or "".  `sums_bools`: it
-    makes a pending sum of booleans, which has no meaning: where two ranks hold True, what reads it gets 2.
+    makes a pending sum of booleans, which has no meaning: where two ranks hold True, what reads it gets 2.  `of_copy`: it makes
+    views, of inputs that DTensor redistributes first, so that they are views of a copy.
     """
 
     op: str
@@ -76,6 +77,7 @@ class OpStep:
     outputs: tuple[str, ...] = ()
     outer: str = ""
     sums_bools: bool = False
+    of_copy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def traced() -> Iterator[Trace]:  # noqa: C901  # five short functions that shar
                 raise
         place, inputs, outputs = registered_place(schema.op), _texts(schema.args_schema), _texts(answer.output_spec)
         made = sums_bools(answer.output_spec) and not sums_bools(schema.args_schema)
-        add(OpStep(str(schema.op), how, place, inputs, outputs, outer, made))
+        add(OpStep(str(schema.op), how, place, inputs, outputs, outer, made, makes_view_of_copy(schema, answer)))
         return answer
 
     def handler(original: Callable[..., Any], op: Any, args: Any, kwargs: Any) -> Any:

@@ -15,6 +15,7 @@ And decompositions that are called without torch._dynamo, whose import takes a s
 
 from __future__ import annotations
 
+import importlib
 import sys
 import traceback
 from contextlib import AbstractContextManager, nullcontext
@@ -64,12 +65,15 @@ def candidates_set(prop: Any, tracer: Any = None) -> AbstractContextManager[None
     return replaced(DecompShardingStrategy, "_get_candidate_placements", staticmethod(own._get_candidate_placements))
 
 
-def without_dynamo() -> AbstractContextManager[None]:
+def without_dynamo(*, many: bool = False) -> AbstractContextManager[None]:
     """While active, functions that torch keeps from being compiled are called without an import of torch._dynamo.
 
     Without it the first call of a decomposition, of a dispatch mode or of DTensor imports torch._dynamo, in order to switch
-    it off.  Once anything else has imported it, torch switches it off as always.
+    it off.  Once anything else has imported it, torch switches it off as always: the first mode of fake tensors does, so for
+    `many` calls in many forked workers it is imported here.
     """
+    if many:
+        importlib.import_module("torch._dynamo")
     return replaced(_compile, "getattr", _getattr)  # in front of the builtin, for the functions of that module alone
 
 

@@ -167,9 +167,7 @@ def cached_propagation(answers: Answers | None = None) -> Iterator[dict[Any, Any
     answers = answers or Answers()
     known = answers.shardings
     sharding = _cached(known, propagation_key, propagator.propagate_op_sharding_non_cached)
-    # The metadata of the results does not depend on placements.
-    unplaced_key = functools.partial(propagation_key, placed=False)
-    metadata = _cached(answers.metadata, unplaced_key, propagator._propagate_tensor_meta_non_cached)
+    metadata = _cached(answers.metadata, _unplaced_key, propagator._propagate_tensor_meta_non_cached)
     with (
         replaced(propagator, "_propagate_tensor_meta_non_cached", metadata),
         replaced(propagator, "propagate_op_sharding_non_cached", sharding),
@@ -228,6 +226,7 @@ _UNTRACEABLE = (RuntimeError, KeyError, IndexError)
 def cached_traces() -> Iterator[dict[Any, Any]]:
     """While active, each decomposition is traced once for the same arguments and input placements; yields the results by key.
 
+    The metadata of the results of the ops that it enters, which need a mode of fake tensors each time, are found once, too.
     A trace sees one axis of a mesh of one rank, so it is the same for every mesh and rank.  It depends on the rules of the
     ops that it enters: rules that are registered meanwhile begin a new table.
     """
@@ -240,7 +239,7 @@ def cached_traces() -> Iterator[dict[Any, Any]]:
     @functools.wraps(original)
     def traced(self: Any, op_schema: OpSchema, placement: tuple[Any, ...], mesh: DeviceMesh) -> Any:
         try:
-            call = propagation_key(op_schema, placed=False)
+            call = _unplaced_key(op_schema)
         except NotCacheable:
             return original(self, op_schema, placement, mesh)
         if not all(p is None or type(p) in _STATELESS for p in placement):
@@ -258,7 +257,12 @@ def cached_traces() -> Iterator[dict[Any, Any]]:
             raise type(found)(*found.args)
         return found
 
-    with replaced(DecompShardingStrategy, "_propagate_through_decomp", traced):
+    propagator: Any = DTensor._op_dispatcher.sharding_propagator
+    metadata = _cached({}, _unplaced_key, propagator._propagate_tensor_meta_non_cached)
+    with (
+        replaced(DecompShardingStrategy, "_propagate_through_decomp", traced),
+        replaced(propagator, "_propagate_tensor_meta_non_cached", metadata),
+    ):
         yield known
 
 
@@ -291,6 +295,11 @@ def propagation_key(schema: OpSchema, *, placed: bool = True) -> Hashable:
     """All that an answer depends on, without the placements if not `placed`.  Raises `NotCacheable`."""
     leaf = _spec_key if placed else _metadata_key
     return schema.op, value_key(schema.args_schema, leaf), value_key(schema.kwargs_schema, leaf), ambient_settings()
+
+
+def _unplaced_key(schema: OpSchema) -> Hashable:
+    """The key of the metadata of results, which do not depend on placements."""
+    return propagation_key(schema, placed=False)
 
 
 def _metadata_key(value: object) -> Hashable:

@@ -9,6 +9,8 @@ default.  Where pieces are uneven the two differ.  So callers choose one of `REA
 | tensor._dtensor_spec.DTensorSpec(mesh, placements, tensor_meta,           | torch's spec              | 2.11 - 2.15 | 2.13   |
 | shard_order, use_strided_shard_as_shard_order)                            |                           |             |        |
 | tensor._dtensor_spec.TensorMeta(shape, stride, dtype)                     | the sizes of a spec       | 2.11 - 2.15 | 2.13   |
+| tensor._op_schema.OpSchema.args_spec, OutputSharding.needs_redistribute,  | views of copies           | 2.11 - 2.15 | 2.13   |
+| .redistribute_schema                                                      |                           |             |        |
 | tensor._dtensor_spec.ShardOrderEntry(tensor_dim, mesh_dims)               | the shard order           | 2.11 - 2.15 | 2.13   |
 | device_mesh.DeviceMesh(_init_backend=False, _rank=r)                      | a mesh without processes  | 2.11 - 2.15 | 2.13   |
 | DTensor._spec                                                             | the spec of a tensor      | 2.11 - 2.15 | 2.13   |
@@ -27,6 +29,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
+from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
@@ -218,6 +221,16 @@ def local_map_declaration(value: object) -> LocalMapDeclaration | None:
     axes = {len(one) for one in every}
     given = None if gradients is None else first(gradients)
     return LocalMapDeclaration(function, first(inputs), first(outputs), given, axes.pop() if len(axes) == 1 else 0)
+
+
+def makes_view_of_copy(schema: OpSchema, answer: OutputSharding) -> bool:
+    """Whether an op that makes views, and writes nothing, gets a redistributed copy of what it makes them of."""
+    returns = schema.op._schema.returns
+    views = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+    moved = answer.redistribute_schema if views and answer.needs_redistribute else None
+    return moved is not None and any(
+        before.placements != after.placements for before, after in zip(schema.args_spec, moved.args_spec, strict=True)
+    )
 
 
 def sums_bools(specs: Any) -> bool:

@@ -12,7 +12,17 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import is_arithmetic, is_inexact, max_abs, noise_factor, shard_cut, short, within_slack
+from localtensor.layout import (
+    assemble_axis,
+    fold_partials,
+    is_arithmetic,
+    is_inexact,
+    max_abs,
+    noise_factor,
+    shard_cut,
+    short,
+    within_slack,
+)
 from strategies.inputs.variants.adversarial import Values
 from strategies.model.oracle import equal_within
 from strategies.model.rule import Rule
@@ -72,6 +82,15 @@ class ResultDifference:
     def shown(self) -> bool:
         """Whether there are values to show beside the message."""
         return not isinstance(self.want, str)
+
+
+def assembled(held: Sequence[Tensor], placement: Placement) -> list[tuple[int | None, Tensor]]:
+    """The global tensor that all ranks hold together (rank None), or the different tensors of single ranks."""
+    if isinstance(placement, Partial):
+        return [(None, fold_partials(torch.stack(list(held)), placement.reduce_op))]
+    if shard_cut(placement) is not None:
+        return [(None, assemble_axis(held, placement))]
+    return [(rank, piece) for rank, piece in enumerate(held) if rank == 0 or piece is not held[0]]
 
 
 def shape_difference(

@@ -127,6 +127,15 @@ class Recorder:
         """The number of other values that each sample of this class of dtypes is tried with."""
         return max(VALUES_PER_SAMPLE, -(-len(VALUES) // self._sample_counts[dtype_class(sample)]))
 
+    def on_mesh(self, variants: dict[str, OracleResult], sample: Sample, i: int) -> dict[str, OracleResult]:
+        """Those of a sample's other values that are tried on its task's mesh i.
+
+        The first ones of a kind are tried on all meshes, those of later samples on the meshes in turn: what is wrong of ties or of
+        NaN seldom depends on the number of ranks.
+        """
+        turns, meshes = self.turns(sample).values, len(self.task.meshes)
+        return {name: truth for name, truth in variants.items() if turns[name] == 1 or turns[name] % meshes == i}
+
     def skipped(self, number: int, why: str) -> None:
         """Record that the sample is tried on none of its meshes."""
         for i in self.meshes(number):
@@ -242,7 +251,8 @@ def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> d
             result.skipped[f"{recorder.source.title} has {every} placement tuples {why}; {drawn} are drawn"] += 1
         if not (claimed or about.failures):
             result.skipped[f"{recorder.source.title} claims nothing about this call"] += 1
-        for instance in check_claims(sample, truth, ranks, claimed, seed=task.seed, variants=variants):
+        here = recorder.on_mesh(variants, own, i)
+        for instance in check_claims(sample, truth, ranks, claimed, seed=task.seed, variants=here):
             record_instance(result, instance, number)
         if task.search:
             seen[ranks] = found = search_placements(sample, truth, ranks, claimed, task.seed)

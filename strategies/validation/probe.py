@@ -18,15 +18,14 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import (
+    RandomNumbers,
     all_finite,
-    assemble_axis,
     fold_partials,
     is_inexact,
     is_reducible,
     is_unambiguous,
     local_shape,
     partial_values,
-    shard_cut,
     short,
     split_axis,
     within_slack,
@@ -39,6 +38,7 @@ from strategies.validation.difference import (
     ElementDifference,
     ResultDifference,
     Shapes,
+    assembled,
     coarsest_eps,
     concatenated_shapes,
     folding_error,
@@ -55,7 +55,7 @@ from strategies.validation.difference import (
 )
 
 DRAWS = 2
-"""Independent decompositions of partial inputs; every second one is sparse (see localtensor.layout.reductions)."""
+"""Independent decompositions of partial inputs; every second one is sparse (see localtensor.layout.partial_splits)."""
 ROUNDED = ("sum", "avg", "product")
 """Reductions whose folding rounds: the greatest or the least of some numbers is one of them."""
 LocalCalls = tuple[Call, ...] | LocalRun | None  # of each rank, or all together; None for the sample's own call
@@ -94,6 +94,7 @@ class Probe:
         self._blind = oracle.ignoring_strides(sample.call, truth.inputs)
         self._held: dict[tuple[int, Placement | None, int], Sequence[Tensor]] = {}
         self._local_results: dict[tuple[object, ...], LocalResults] = {}
+        self._shapes_known: dict[tuple[int, Placement], Sequence[tuple[int, ...] | None]] = {}
 
     def held(self, leaf: int, placement: Placement | None, draw: int) -> Sequence[Tensor]:
         """Each rank's piece of one input.  The same seed gives the same split, in any order of calls."""
@@ -108,7 +109,7 @@ class Probe:
             pieces = split_axis(x, placement, self.ranks)
             return [piece.contiguous() for piece in pieces] if leaf in self._blind else pieces
         name = f"{self.seed} {self.sample.op} {leaf} {short(placement)} {self.ranks} {draw}"
-        rng = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        rng = RandomNumbers(zlib.crc32(name.encode()))
         far = self.kind.split == "far"
         return partial_values(x, placement.reduce_op, self.ranks, rng, sparse=draw % 2 == 1, far=far).unbind()
 
@@ -236,7 +237,6 @@ class Probe:
         difference: the parts may be outside of its domain.
         """
         split = parts or any(isinstance(p, Partial) for p in inputs)
-        coarse = coarsest_eps(self.truth.inputs, [(p,) for p in inputs])
         if isinstance(local, str):
             kernel = "not implemented for '" in local  # of this layout and dtype: no statement on the rule
             return None if kernel or (split and self.variant) else ResultDifference(local)
@@ -251,25 +251,22 @@ class Probe:
             elif placement is not None and isinstance(want, Tensor):
                 held = [out[i] for out in local]
                 sizes = concatenated_shapes(held, want, placement) if concatenated else None
-                found = self._wrong(held, i, placement, split, coarse, sizes)
+                found = self._wrong(held, i, placement, inputs, split, sizes)
             if found:
                 return found
         return None
 
     def _wrong(
-        self, held: Sequence[Any], i: int, placement: Placement, excused: bool, coarse: float, sizes: Shapes | None
-    ) -> ResultDifference | None:
+        self, held: Sequence[Any], i: int, placement: Placement, inputs: Sequence[Placement | None], excused: bool,
+        sizes: Shapes | None,
+    ) -> ResultDifference | None:  # fmt: skip
         """The difference of one result; `excused`: elements that are not finite may differ (see `singular_slack`).  `sizes` are the
         shapes of the pieces if not those of torch.chunk."""
         want = self.truth.outputs[i]
         kind = placement.reduce_op if isinstance(placement, Partial) else ""
         if kind and not is_reducible(kind, want.dtype):
             return ResultDifference(f"{kind} of {want.dtype} is not defined", i)
-        there = has_dim(placement, want)
-        shapes: Sequence[tuple[int, ...] | None] = sizes or [
-            local_shape(want.shape, placement, self.ranks, rank) if there else None for rank in range(len(held))
-        ]
-        found = shape_difference(held, want, shapes, i)
+        found = shape_difference(held, want, sizes or self._shapes(i, placement), i)
         if found:
             return found
         slack = self.truth.slack[i]
@@ -279,9 +276,11 @@ class Probe:
             return None
         if self.variant and kind == "avg" and not is_inexact(want):
             return None  # the sum of integers near the ends of their dtype wraps, and divided is no average
-        if kind in ROUNDED:
-            slack = slack + folding_error(held, coarse)
-        for rank, got in _assembled(held, placement):
+        for rank, got in assembled(held, placement):
+            if oracle.equal_within(got, want, slack):
+                continue  # most results; what follows makes the slack larger only
+            if kind in ROUNDED:
+                slack = slack + folding_error(held, coarsest_eps(self.truth.inputs, [(p,) for p in inputs]))
             slack = singular_slack(got, want, slack, self.kind) if excused and self._finite else slack
             if not oracle.equal_within(got, want, slack):
                 apart = ElementDifference.of(got, want, slack)
@@ -289,6 +288,17 @@ class Probe:
                 problem = f"{who} {apart.got} at {apart.place}, the op gives {apart.want} ({apart.share})"
                 return ResultDifference(problem, i, rank, got, want, apart)
         return None
+
+    def _shapes(self, i: int, placement: Placement) -> Sequence[tuple[int, ...] | None]:
+        """The shape of each rank's piece of result i; None where it has no such dim."""
+        known = self._shapes_known.get((i, placement))
+        if known is None:
+            want = self.truth.outputs[i]
+            there = has_dim(placement, want)
+            known = self._shapes_known[i, placement] = [
+                local_shape(want.shape, placement, self.ranks, rank) if there else None for rank in range(self.ranks)
+            ]
+        return known
 
     def placements(self, inputs: Sequence[Placement | None], i: int, draws: Iterable[int]) -> list[Placement]:
         """Every placement that output i may have, by the local results of all draws; R alone, if it is among them."""
@@ -340,15 +350,6 @@ class Probe:
         """The case of a rule, with the inputs of that decomposition."""
         held = tuple(tuple(self.held(i, p, draw)) for i, p in enumerate(rule.inputs))
         return Case(rule, self.ranks, self.sample, self.truth, held)
-
-
-def _assembled(held: Sequence[Tensor], placement: Placement) -> list[tuple[int | None, Tensor]]:
-    """The global tensor that all ranks hold together (rank None), or the different tensors of single ranks."""
-    if isinstance(placement, Partial):
-        return [(None, fold_partials(torch.stack(list(held)), placement.reduce_op))]
-    if shard_cut(placement) is not None:
-        return [(None, assemble_axis(held, placement))]
-    return [(rank, piece) for rank, piece in enumerate(held) if rank == 0 or piece is not held[0]]
 
 
 def check_claims(

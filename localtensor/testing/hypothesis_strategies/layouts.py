@@ -24,7 +24,8 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.errors import BadPlacement
 from localtensor.layout import shards
 from localtensor.layout.mesh import Mesh
-from localtensor.layout.reductions import is_unambiguous, partial_values
+from localtensor.layout.partial_splits import partial_values
+from localtensor.layout.reductions import is_unambiguous
 from localtensor.layout.spec import PARTIAL_KINDS as REDUCTIONS
 from localtensor.layout.spec import ShardOrder, Spec, StridedShard, parse, shape_text, shard_cut, short, shorts
 from localtensor.testing.hypothesis_strategies.values import (
@@ -193,7 +194,7 @@ def _order(text: str, placements: Sequence[Placement], turns: Sequence[int | Non
 def exact_parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator, *, sparse: bool = False) -> Tensor:
     """`ranks` partial values of x, stacked as [ranks, *x.shape], that fold to x bit for bit in any order of the ranks.
 
-    The parts cancel, change sign, tie, and are zero where the total is not, as those of `reductions.parts`; but every
+    The parts cancel, change sign, tie, and are zero where the total is not, as those of `partial_values`; but every
     number of a sum or an average is a multiple of the unit of the dtype, where the total is one, so that no sum is
     rounded.  Where the total is no multiple of it, infinite or NaN, one rank alone holds it.  `sparse` is the second
     form: zeros of the parts that are not zeros of the total (sum, avg), ties (min, max), ones (product).  An average of

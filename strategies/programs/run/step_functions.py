@@ -22,7 +22,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor.errors import BadPlacement
-from localtensor.layout import COMMUTING_KINDS, is_standard, partial_values, shorts, split_axis
+from localtensor.layout import COMMUTING_KINDS, RandomNumbers, is_standard, partial_values, shorts, split_axis
 from localtensor.layout import split_by_axes as spread_shards
 from strategies.model.rule import Program
 
@@ -43,7 +43,7 @@ def _held(program: Program, leaf: int, x: Tensor) -> tuple[Tensor, ...]:
     mesh = "x".join(map(str, program.mesh))
     # On one axis `probe` uses the same name for the same split, so that both have the same values.
     name = f"{program.seed} {program.sample.op} {leaf} {shorts(placements)} {mesh} {program.draw}"
-    rng = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    rng = RandomNumbers(zlib.crc32(name.encode()))
     sparse = program.draw % 2 == 1
 
     def cut(whole: Tensor, placement: Placement, ranks: int) -> Sequence[Tensor]:

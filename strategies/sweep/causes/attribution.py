@@ -12,6 +12,7 @@ of each.  Then one part at a time is replaced, and the part whose replacement ma
 | neither of these two                                                 | DTensor's dispatcher, or the op's handler  |
 | plain tensors beside DTensors, by replicas; of a call that is refused | the dispatcher's check of arguments        |
 | an op for which no rule was looked for, by the op on whole tensors   | the dispatch in native code                |
+| the base of a view that is written to, by replicas                   | the rule of the view, of which DTensor redistributes the base |
 | nothing, in a program of a public call                               | the public function                        |
 
 An op whose results are as its placements claim is not the cause, even if replicas in its place hide the error of a later op.
@@ -36,7 +37,7 @@ from strategies.base.signals import quiet
 from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import PUBLIC, Program, overload
 from strategies.programs.public_api.table import public_object, public_step
-from strategies.programs.run.follow_ups import GRADS
+from strategies.programs.run.follow_ups import GRADS, VIEW_STEPS, steps_of
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.real_run import case_tasks, mesh_task_of, program_tasks
 from strategies.programs.run.verdict import Confirmation, raises
@@ -63,6 +64,7 @@ OP_BY_OP = "the decomposition run op by op on DTensors, and not traced once for 
 REPLICAS = "the registered function replaced by one that takes and gives replicas"
 WHOLE_CUT = "the op run on gathered tensors, its results cut by the placements that DTensor gives them"
 WHOLE_REPLICATED = "the op run on gathered tensors, its results as replicas"
+BASE_REPLICATED = "the base of the view as replicas, which DTensor does not redistribute"
 """What is replaced, in words that follow "with", for each function of `strategies.torch_api.counterfactuals`."""
 IMPLICIT = (
     "plain tensors beside DTensors taken as replicas (`torch.distributed.tensor.experimental.implicit_replication`)"
@@ -71,6 +73,7 @@ BY_PIECES = "the op's own results on the ranks' pieces show that the rule is wro
 NOT_SIMULATED = "no run on rank threads goes wrong: it shows on real processes only"
 NO_PART = "more than one part of DTensor is wrong in it, or one that none of the replacements reaches"
 STAYS = "the call stays in it, as its stack shows"
+OF_COPY = "DTensor redistributes the base first: the view is one of a copy"
 FORMULA = "the plain tensor is made by a derivative formula of autograd, which is native code"
 BEFORE_RULES = "the call is refused before DTensor looks for a rule"
 RULE, REDISTRIBUTION, DISPATCHER, UNKNOWN = "rule", "redistribution", "dispatcher", "unknown"
@@ -216,7 +219,9 @@ class Attributor:
             return None
         refused = fault_class(reason) == REFUSED
         found = self._plain_tensor() if refused else None
-        found = found or self._redistribution(trace) or self._op(trace.steps) or self._by_probe(trace)
+        found = (
+            found or self._view(trace) or self._redistribution(trace) or self._op(trace.steps) or self._by_probe(trace)
+        )
         found = found or (self._before_rules(trace, reason) if refused else None) or self._public_call()
         return replace(found or Attribution(UNKNOWN, why=NO_PART), reason=reason)
 
@@ -226,6 +231,17 @@ class Attributor:
         if not then.startswith(PUBLIC):
             return None
         return Attribution(PUBLIC_CALL, place_of(public_object(then)), detail=public_step(then)[0])
+
+    def _view(self, trace: Trace) -> Attribution | None:
+        """The rule of a view of a redistributed copy, in a program that writes to a view or to its base."""
+        program = self._program
+        if program is None or not VIEW_STEPS.keys() & set(steps_of(program.then)):
+            return None
+        for step in trace.steps:
+            if step.of_copy and not step.outer and self.cures(_op_replaced(program.sample.op, keep=False)):
+                detail = f"{_listed(step.inputs)} -> {_listed(step.outputs)}"
+                return Attribution(RULE, step.place, step.op, detail, BASE_REPLICATED, OF_COPY)
+        return None
 
     def _traced(self, *around: Replacement) -> tuple[Trace, str]:
         with ExitStack() as stack:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from localtensor.collectives.reference import all_gather, all_reduce
 from localtensor.errors import DtypeNotReducible, NotReducible, UnknownReduction
+from localtensor.layout.partial_splits import partial_values
 from localtensor.layout.reductions import (
     GLOO_DTYPES,
     PAIRS,
@@ -23,7 +24,6 @@ from localtensor.layout.reductions import (
     fold_partials,
     is_reducible,
     is_unambiguous,
-    partial_values,
 )
 from localtensor.layout.spec import PARTIAL_KINDS
 from localtensor.lockstep.comms import stacked_collectives

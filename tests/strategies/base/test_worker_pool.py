@@ -37,6 +37,31 @@ def work(task, note):
     return task * 2
 
 
+def listed(task, note):
+    """Adds its name to a file, and dies if that is its name."""
+    path, name = task
+    with open(path, "a", encoding="ascii") as file:
+        file.write(f"{name} ")
+    note(3)
+    return work(name, note)
+
+
+def test_what_is_made_of_a_lost_task_runs_in_its_place_before_the_others_until_there_is_no_more(tmp_path):
+    path, lost, ticks = tmp_path / "names", [], []
+
+    def again(at, answer):
+        lost.append((at, answer))
+        return (path, "b" if len(lost) == 2 else "die") if len(lost) < 4 else None
+
+    with WorkerPool(1) as pool:
+        tasks = [(path, name) for name in ("a", "die", "c", "die", "e")]
+        found = list(pool.run(listed, tasks, limit=60, tick=ticks.append, again=again))
+    dead = TaskLost("the process died with SIGKILL", 7)
+    assert found == [TaskDone("aa"), TaskDone("bb"), TaskDone("cc"), dead, TaskDone("ee")]
+    assert path.read_text().split() == ["a", "die", "die", "b", "c", "die", "die", "e"]
+    assert (lost, sum(ticks)) == ([(1, dead), (1, dead), (3, dead), (3, dead)], 5)
+
+
 def alive(pids):
     return [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
 

@@ -14,6 +14,7 @@ from strategies.programs import chained, mesh_validation
 from strategies.programs import mesh_programs as redistributions
 from strategies.programs.chained import REDISTRIBUTIONS_PER_MESH, validate_on_meshes, validate_with_follow_ups
 from strategies.programs.mesh_validation import MESHES
+from strategies.programs.run.follow_ups import WRITES
 from strategies.torch_api import dtensor
 from strategies.validation.finding import OverloadTask
 from strategies.validation.overload import KEPT_CANDIDATES
@@ -75,15 +76,21 @@ def test_a_wrong_rule_is_found_through_what_follows_another_op():
 
 
 @pytest.mark.slow
-def test_writes_through_views_are_tried_on_a_copy_alone_and_are_one_finding_for_a_layout():
+def test_writes_through_views_are_tried_on_a_copy_alone_and_are_one_finding_for_a_layout_and_a_view():
     copy, other = (
         only(validate_with_follow_ups(docket(sample(op, X)), silent)) for op in ("clone.default", "neg.default")
     )
+    rows, columns = ("slice", "select", "half", "every other"), ("narrow", "column", "last of each")
+    copies = {(0, name) for name in (*rows, "diagonal")} | {(1, name) for name in (*columns, "diagonal")}
     assert set(copy.suspects) == {
-        f"aten.clone.default on (2,): S({dim}), then {what}"
-        for dim in (0, 1)
-        for what in ("write to view", "write, then view")
-    }  # torch 2.13: a view of a sharded dim is a copy
+        f"aten.clone.default on (2,): S({dim}), then {what} {name}"
+        for dim, name in copies
+        for what in ("write to", "write, then")
+    }  # torch 2.13: a view of a sharded dim is a copy, unless it lists the rows
+    assert {one.program.then.partition(" ")[0] for found in copy.suspects.values() for one in found} <= {
+        *WRITES,
+        "write,",
+    }
     assert other.suspects == {}
 
 

@@ -48,6 +48,21 @@ def test_an_executor_gives_what_workers_of_our_own_give(made, monkeypatch):
     assert ticks == [2, 1]
 
 
+@pytest.mark.few(1)
+def test_on_an_executor_too_what_is_made_of_a_lost_task_runs_in_its_place(monkeypatch):
+    monkeypatch.setattr(executors, "BATCH", 2)
+    lost = []
+
+    def again(at, answer):
+        lost.append(at)
+        return 5 if at == 3 else "die" if len(lost) < 3 else None
+
+    with ExecutorPool(threads) as hands:
+        found = list(hands.run(work, [1, 2, "die", "die"], limit=60.0, again=again))
+    assert found == [TaskDone(2), TaskDone(4), TaskLost("the process died with SIGKILL", 7), TaskDone(10)]
+    assert lost == [2, 2, 2, 3]
+
+
 @pytest.mark.slow
 def test_a_task_runs_in_a_child_of_the_executors_worker_and_nobody_is_left_behind():
     with ExecutorPool(threads) as hands:

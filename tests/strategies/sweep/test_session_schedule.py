@@ -47,13 +47,16 @@ class Scripted:
     def __init__(self, answer):
         self.answer, self.asked = answer, []
 
-    def run(self, work, tasks, *, limit, tick=None):
+    def run(self, work, tasks, *, limit, tick=None, again=None):
         assert (work, limit) == (validate_task, SECONDS)
-        self.asked.append(list(tasks))
-        for task in tasks:
-            if tick:
-                tick(1)
-            yield self.answer(task)
+        for number, first in enumerate(tasks):
+            task = first
+            while task is not None:
+                self.asked.append(task)
+                answer = self.answer(task)
+                task = again(number, answer) if isinstance(answer, TaskLost) else None
+            tick(1)
+            yield answer
 
 
 def swept(dockets, answer):
@@ -77,7 +80,7 @@ def test_every_unit_has_a_line_and_each_docket_a_tick():
     assert [line["unit"] for line in lines] == [str(u) for d in (ONE, TWO) for u in d.units()]
     assert {(line["kind"], line["run"], line["samples"]) for line in lines} == {("unit", "this run", 1)}
     assert all(line["seconds"] >= 0 for line in lines)
-    assert (asked, ticks) == ([[ONE, TWO]], 2)
+    assert (asked, ticks) == ([ONE, TWO], 2)
 
 
 def test_only_the_units_that_are_wanted_have_a_line():
@@ -99,7 +102,11 @@ def dies_at(*steps, why="the process died with SIGSEGV"):
 def test_a_step_that_kills_is_left_out_the_next_time_and_said():
     step = ONE.step(1, 1)
     lines, asked, ticks = swept([ONE, TWO], dies_at(step))
-    assert [[d.skip for d in batch] for batch in asked] == [[frozenset(), frozenset()], [frozenset([step])]]
+    assert [(d.op, d.skip) for d in asked] == [
+        (ONE.op, frozenset()),
+        (ONE.op, frozenset([step])),
+        (TWO.op, frozenset()),
+    ]
     assert ticks == 2
     assert sorted(line["unit"] for line in lines) == sorted(str(u) for d in (ONE, TWO) for u in d.units())
     assert crashes(lines) == {
@@ -123,13 +130,13 @@ def test_a_death_on_whole_tensors_is_not_said_to_be_on_a_piece():
     ((_, (crash,)),) = crashes(lines).items()
     assert crash[:2] == ("aten.neg.default", "f64[3] from test")
     assert crash[2] == "no answer within 60 s on the whole tensors"
-    assert asked[1][0].skip == {ONE.truth_step(2)}
+    assert asked[1].skip == {ONE.truth_step(2)}
 
 
 def test_of_a_sample_that_hung_nothing_is_tried_again():
     step = ONE.step(1, 0)
     lines, asked, _ = swept([ONE], dies_at(step, why=f"{TIMED_OUT} 30 s"))
-    assert [docket.skip for (docket,) in asked] == [frozenset(), {step, ONE.truth_step(1)}]
+    assert [docket.skip for docket in asked] == [frozenset(), {step, ONE.truth_step(1)}]
     ((unit, (crash,)),) = crashes(lines).items()
     assert (unit, crash[2]) == ("aten.neg.default alone real 2", "no answer within 30 s on a rank's piece")
 
@@ -140,9 +147,14 @@ class Watched:
     def __init__(self, crew):
         self.crew, self.asked = crew, []
 
-    def run(self, work, tasks, **given):
-        self.asked.append(list(tasks))
-        yield from self.crew.run(work, tasks, **given)
+    def run(self, work, tasks, *, again, **given):
+        self.asked += tasks
+
+        def noted(at, lost):
+            self.asked += filter(None, [again(at, lost)])
+            return self.asked[-1]
+
+        yield from self.crew.run(work, tasks, again=noted, **given)
 
 
 def test_a_sample_that_hangs_on_one_mesh_is_left_out_on_all_of_them(monkeypatch):
@@ -154,7 +166,7 @@ def test_a_sample_that_hangs_on_one_mesh_is_left_out_on_all_of_them(monkeypatch)
         validate_tasks(hands, [docket], journal, "this run", lambda count: None)
         only = replace(docket, samples=samples[1:])
         validate_tasks(hands, [only], journal, "the other alone", lambda count: None)
-    assert [one.skip for (one,) in hands.asked] == [frozenset(), {docket.step(0, 1), docket.truth_step(0)}, frozenset()]
+    assert [one.skip for one in hands.asked] == [frozenset(), {docket.step(0, 1), docket.truth_step(0)}, frozenset()]
     tried = {run: [line.get("tried", 0) for line in journal.lines if line["run"] == run]
              for run in ("this run", "the other alone")}  # fmt: skip
     assert crashes(journal.lines) == {
@@ -169,7 +181,7 @@ def test_a_sample_that_hangs_on_one_mesh_is_left_out_on_all_of_them(monkeypatch)
 
 def test_a_docket_that_raises_is_a_crash_and_its_units_are_done():
     lines, asked, _ = swept([ONE, TWO], lambda d: TaskFailed("KeyError: 'x'", "Traceback") if d is ONE else heard(d))
-    assert len(lines) == len(ONE.units()) + len(TWO.units()) and len(asked) == 1
+    assert len(lines) == len(ONE.units()) + len(TWO.units()) and asked == [ONE, TWO]
     ((unit, (crash,)),) = crashes(lines).items()
     assert (unit, crash) == (str(ONE.units()[0]), ("aten.neg.default", "the whole overload", "KeyError: 'x'"))
 
@@ -177,12 +189,12 @@ def test_a_docket_that_raises_is_a_crash_and_its_units_are_done():
 def test_a_worker_that_was_killed_before_it_noted_anything_costs_nothing():
     answers = [TaskLost("the process died with SIGKILL", -1), heard(ONE)]
     lines, asked, _ = swept([ONE], lambda d: answers.pop(0))
-    assert (len(lines), asked, crashes(lines)) == (len(ONE.units()), [[ONE], [ONE]], {})
+    assert (len(lines), asked, crashes(lines)) == (len(ONE.units()), [ONE, ONE], {})
 
 
 def test_a_docket_that_kills_twice_before_it_noted_anything_is_given_up():
     lines, asked, _ = swept([ONE, TWO], lambda d: TaskLost("it used more than 2048 MiB", -1) if d is ONE else heard(d))
-    assert (len(lines), asked) == (len(ONE.units()) + len(TWO.units()), [[ONE, TWO], [ONE]])
+    assert (len(lines), asked) == (len(ONE.units()) + len(TWO.units()), [ONE, ONE, TWO])
     ((_, (crash,)),) = crashes(lines).items()
     assert crash == ("aten.neg.default", "before its first sample", "it used more than 2048 MiB")
 
@@ -208,13 +220,13 @@ def test_the_lines_are_the_same_every_time():
 def test_a_docket_that_was_not_begun_in_time_has_no_line():
     lines, asked, ticks = swept([ONE, TWO], lambda docket: TaskDone([]) if docket is TWO else heard(docket))
     assert {line["unit"].split()[0] for line in lines} == {ONE.op}
-    assert (len(asked), ticks) == (1, 2)
+    assert (asked, ticks) == ([ONE, TWO], 2)
 
 
 def test_a_docket_that_was_begun_is_finished_however_late():
     late = replace(ONE, until=1.0)
     lines, asked, _ = swept([late], lambda docket: heard(docket) if docket.skip else TaskLost("it died", 0))
-    assert [docket.until for docket in asked[1]] == [0.0]
+    assert [docket.until for docket in asked] == [1.0, 0.0]
     assert len(lines) == len(ONE.units()) and len(crashes(lines)) == 1
 
 

@@ -107,14 +107,14 @@ def cauchy_of_a_partial_maximum(d: Given) -> Any:
     return list(made.shape if d.mesh is None else made.full_tensor().shape)
 
 
-@check("aten.clone.default on (2,): S(0), then write to view")
+@check("aten.clone.default on (2,): S(0), then write to slice")
 def write_to_a_slice_of_shards(d: Given) -> Any:
     x = d(count(4), S0).clone()
     x[1:].mul_(-2)
     return x
 
 
-@check("aten.clone.default on (2,): S(1), then write, then view")
+@check("aten.clone.default on (2,): S(1), then write to narrow")
 def write_to_the_columns_of_shards(d: Given) -> Any:
     x = d(count(2, 4), S1).clone()
     x.narrow(1, 0, 3).zero_()

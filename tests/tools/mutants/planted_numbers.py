@@ -161,8 +161,8 @@ _PLACEMENTS = (
         'if kind == "avg" and dtype in (torch.uint8, torch.int8, torch.int16):', "if False:",
         "averages of bytes are probed, whose sums wrap: sound rules are called wrong",
         "tests/localtensor/layout/test_reductions.py"),
-    bug("localtensor/layout/reductions::_extremes", "others = _shift(x, distance, noise, down=kind == \"max\")",
-        'others = _shift(x, distance, noise, down=kind == "min")', "parts of a maximum are larger than it"),
+    bug("localtensor/layout/partial_splits::_extremes", "down = kind == \"max\"", 'down = kind == "min"',
+        "parts of a maximum are larger than it"),
 )  # fmt: skip
 
 _CACHES = (

@@ -1,7 +1,7 @@
 """Tensors for a drawn redistribution, and whether what came of them is right: to the bit, or to the value.
 
 Numbers are small integers, also in floats, so that sums are exact in any order.  Pending reductions are adversaries
-(`localtensor.layout.reductions.partial_values`): parts of a sum cancel, another rank holds the maximum of each element.  Where it means
+(`localtensor.layout.partial_splits`): parts of a sum cancel, another rank holds the maximum of each element.  Where it means
 something there are NaN, infinities and -0.0 among the floats.
 """
 
@@ -17,7 +17,7 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import shards
-from localtensor.layout.reductions import partial_values
+from localtensor.layout.partial_splits import partial_values
 from localtensor.layout.spec import Spec
 from tests.strategies.planner.execute.random_specs import Drawn
 

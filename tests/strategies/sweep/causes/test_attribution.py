@@ -10,11 +10,13 @@ from strategies.model.rule import Call, Leaf, Program, Rule, Sample
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs.public_api.drawing import draw_public_programs
 from strategies.sweep.causes.attribution import (
+    BASE_REPLICATED,
     BEFORE_RULES,
     DISPATCHER,
     FORMULA,
     IMPLICIT,
     NOT_SIMULATED,
+    OF_COPY,
     OP_BY_OP,
     PLAIN_MOVES,
     PUBLIC_CALL,
@@ -129,6 +131,34 @@ def test_what_makes_a_sum_of_booleans_is_the_cause_and_not_what_reads_it():
     assert (found.op, found.detail) == ("aten.any.dim", "S(1) -> P(sum)")
     floats = Attributor(program_work(RIGHT), judged=False)._traced()[0]
     assert floats.steps and not any(step.sums_bools for step in floats.steps)
+
+
+@pytest.mark.parametrize(
+    ("then", "op"),
+    [
+        ("mul_ select", "aten.select.int"),
+        ("fill_ half", "aten.split.Tensor"),
+        ("write, then every other", "aten.slice.Tensor"),
+    ],
+)
+def test_of_a_write_to_a_view_of_a_copy_the_rule_of_the_view_is_the_cause(then, op):
+    copied = program(Call("aten.clone.default", (Leaf(0),)), torch.arange(1.0, 5.0), inputs=((Shard(0),),), then=then)
+    found = caused_by(copied)
+    if found is None:
+        pytest.skip("this torch refuses such a view, or has none of a copy")
+    assert (found.kind, found.op, found.fix, found.why) == (RULE, op, BASE_REPLICATED, OF_COPY)
+    assert found.detail.startswith("S(0) -> R")
+
+
+def test_a_view_of_a_copy_is_not_the_cause_where_nothing_is_written():
+    read = program(
+        Call("aten.cumprod.default", (Leaf(0), -2)),
+        torch.arange(1.0, 9.0).view(4, 2),
+        inputs=((Shard(0),),),
+        then="select",
+    )
+    found = caused_by(read)
+    assert found is None or (found.op, found.why) == ("aten.cumprod.default", "")
 
 
 def test_calls_that_are_refused_in_one_way_have_one_cause_whatever_their_op():
