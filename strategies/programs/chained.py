@@ -14,6 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import is_inexact, is_standard
+from strategies.inputs.variants.adversarial import VALUES, values_generator
 from strategies.model.call_signature import prior_calls
 from strategies.model.oracle import OracleResult
 from strategies.model.rule import PUBLIC, Claim, Program, Sample, dtype_class, overload
@@ -27,7 +28,7 @@ from strategies.programs.public_api.table import without_programs
 from strategies.programs.random_laws import wrong_program_candidate
 from strategies.programs.run.follow_ups import GRADS, RESULT_STEPS, VIEW_STEPS, input_alone
 from strategies.programs.run.real_run import run_simulated_programs
-from strategies.programs.run.verdict import Confirmation, is_claimed
+from strategies.programs.run.verdict import NOT_ASSEMBLED, Confirmation, is_claimed
 from strategies.torch_api.dtensor import special_dispatch_reason
 from strategies.validation.finding import (
     Candidate,
@@ -52,8 +53,8 @@ _OF_SHARDS = (
     "S(0)", "cast float64", "full twice", "absolute", "local", "column", "row", "mean -1", "amax", "less its mean",
 )  # fmt: skip
 _OF_ITS_OWN = (
-    "full twice", "sum", "times -1", "greater 0", "exp", "mean", "softmax", "cat", "where", "clamp", "halved", "chunk",
-    "max", "copied", "own transpose", "added in place",
+    "full twice", "swapped", "sum", "times -1", "greater 0", "exp", "mean", "softmax", "cat", "where", "clamp", "halved", "chunk",
+    "max", "copied", "own transpose", "added in place", "flip", "slice", "select", "view", "sum 0",
 )  # fmt: skip
 """Follow-up steps for a placement of DTensor's own, which may have a state, and need not be linear: the first three, and
 three of the rest in turn."""
@@ -92,14 +93,36 @@ def view_programs(sample: Sample, mesh: tuple[int, ...], seed: int) -> list[Prog
     return [Program(sample, mesh, ((*rest, Shard(dim)),), then, seed) for dim in dims for then in VIEW_STEPS]
 
 
+def try_other_values(sample: Sample, mesh: tuple[int, ...], seed: int) -> Found:
+    """The op alone with each kind of other values that is finite, its first tensor sharded along each of its dims.
+
+    For ops that DTensor runs by code of its own: of no line of theirs are other values tried, since only DTensor's own dispatch
+    can show what comes of it.  Where the sample's own values show a fault, which is known then, others are not tried.
+    """
+    rest = (Replicate(),) * (len(mesh) - 1)
+    whole = ((*rest, Replicate()),) * (len(sample.tensors) - 1)
+    dims = [dim for dim, size in enumerate(sample.tensors[0].shape) if size >= mesh[-1]]
+    own = [Program(sample, mesh, ((*rest, Shard(dim)), *whole), "", seed) for dim in dims]
+    right = [program for program, found in zip(own, run_simulated_programs(own), strict=True) if not found.wrong]
+    made = [(kind.make(sample, values_generator(kind.name, seed)), kind) for kind in VALUES if not kind.wild]
+    others = [
+        replace(sample, tensors=tensors, origin=f"{sample.origin}, {kind.name}") for tensors, kind in made if tensors
+    ]
+    tried = [replace(program, sample=other) for other in others for program in right]
+    return list(zip(tried, run_simulated_programs(tried), strict=True))
+
+
 _Line = tuple[tuple[Placement, ...], tuple[Placement | None, ...]]
 
 
 def _lines(sample: Sample, claims: Sequence[Claim]) -> list[_Line]:
-    """The different inputs among the claims, with their outputs."""
+    """The different inputs among the claims, with their outputs.
+
+    An input with a placement of DTensor's own, which an op gives and no user makes, is replicated: DTensor then makes it itself.
+    """
     found: dict[tuple[Placement, ...], _Line] = {}
     for claim in claims:
-        inputs = tuple(p or Replicate() for p in claim.rule.inputs)
+        inputs = tuple(p if p is not None and is_standard(p) else Replicate() for p in claim.rule.inputs)
         if len(inputs) == len(sample.tensors) and all(map(is_drawn, inputs, sample.tensors)):
             found.setdefault(inputs, (inputs, claim.rule.outputs))
     return sorted(found.values(), key=lambda line: all(isinstance(p, Replicate) for p in line[0]))
@@ -172,8 +195,9 @@ def _as_plain_gradients(found: Found) -> Found:
 def _refused_programs(refused: Found) -> Found:
     """The programs that every rank refuses: an op alone, or its gradient.
 
-    A follow-up step that is refused is a call of another op, whose own rule may have no line for it; an incoming gradient
-    that is sharded may be cut where the op's gradient has to be whole.
+    A follow-up step that is refused is a call of another op, whose own rule may have no line for it; not so a result that is
+    read a second time, and one that a step has given a placement with which it cannot be read.  An incoming gradient that is
+    sharded may be cut where the op's gradient has to be whole.
     """
     alone = run_simulated_programs([replace(p, then="") for p, _ in refused])
     plain = [replace(p, then="grad" if p.then in PLAIN_GRADS else p.then) for p, _ in refused]
@@ -184,6 +208,8 @@ def _refused_programs(refused: Found) -> Found:
             made.setdefault(program.sample.op, (replace(program, then=""), one))
         elif program.then.startswith("grad") and found.refused:
             made.setdefault(program.then, (program, found))
+        elif found.refused and (program.then == "full twice" or found.note.startswith(NOT_ASSEMBLED)):
+            made.setdefault(f"{program.then} {found.refused}", (program, found))
     return [(program, found) for program, found in made.values() if is_claimed(found.refused)]
 
 
@@ -289,6 +315,8 @@ def _pairs(
     # An op with a handler is tried so by itself; that DTensor redistributes first depends on no dtype.
     moves = most == MAX_PROGRAMS and dtype_class(sample) == "real" and not special_dispatch_reason(overload(task.op))
     moved = mesh_validation.try_redistributed(sample, truth, mesh, claimed, seed=task.seed) if moves else []
+    if most == MAX_PROGRAMS and special_dispatch_reason(overload(task.op)):
+        moved = try_other_values(sample, mesh, task.seed)
     found += wrong_programs(tried) + wrong_chains(chained) + mesh_validation.smallest_wrong_programs(moved)
     return [*public, *(program.then for program in (*tried, *chained, *(one for one, _ in moved)))], found
 

@@ -28,6 +28,8 @@ from strategies.base.progress import Progress
 from strategies.base.worker_pool import TIMED_OUT, TaskDone, TaskFailed, TaskLost, Workers
 from strategies.inputs import gathering
 from strategies.inputs.gathering import SamplesByOp, gather_samples, matching_overloads
+from strategies.inputs.variants.sizes import other_flags
+from strategies.model.call_signature import diverse_subset
 from strategies.model.oracle import kernels_on
 from strategies.model.rule import Sample, dtype_class
 from strategies.model.settings import DEFAULT_DTYPES, Settings
@@ -379,14 +381,13 @@ class _Validation:
 
 
 def _samples_for(kind: str, found: Sequence[Sample]) -> tuple[Sample, ...]:
-    """The samples for a kind of test: all of them for the op alone, else the first ones of each class of dtypes."""
+    """The samples for a kind of test: all of them for the op alone; on several axes the first ones of each class of dtypes; with what
+    follows them diverse ones, some with a flag toggled, since what a gradient shows depends on the arguments."""
     if kind == ALONE:
         return tuple(found)
-    left = dict(FOLLOWED_SAMPLES[kind])
-    chosen = []
-    for sample in found:
-        dtypes = dtype_class(sample)
-        if left.get(dtypes, 0) and sample.tensors:
-            left[dtypes] -= 1
-            chosen.append(sample)
+    chosen: list[Sample] = []
+    for dtypes, most in FOLLOWED_SAMPLES[kind].items():
+        alike = [one for one in found if one.tensors and dtype_class(one) == dtypes]
+        flagged = diverse_subset([other for one in alike[:2] for other in other_flags(one)], most // 3)
+        chosen += [*diverse_subset(alike, most - len(flagged)), *flagged] if kind == PAIRS else alike[:most]
     return tuple(chosen)

@@ -35,8 +35,8 @@ EVEN, SHORT, FEW = 12, 11, 3
 """Rows: divisible by 2, 3 and 4 ranks; one less; too few for 4 ranks."""
 
 
-def with_shortened_operand(sample: Sample) -> list[Sample]:
-    """The call with one operand shorter than the first along one dim, as gather and scatter allow."""
+def with_operand_of_another_length(sample: Sample) -> list[Sample]:
+    """The call with one operand shorter than the first along one dim, or longer, as gather and scatter allow."""
     if trusts_caller(sample.op) or not sample.tensors:
         return []
     first, made = sample.tensors[0], []
@@ -44,8 +44,9 @@ def with_shortened_operand(sample: Sample) -> list[Sample]:
         for dim in range(other.ndim if other.ndim == first.ndim else 0):
             if other.shape[dim] == first.shape[dim] and other.shape[dim] >= 4:
                 short = other.narrow(dim, 0, other.shape[dim] // 2 + 1).clone()
-                tensors = (*sample.tensors[:i], short, *sample.tensors[i + 1 :])
-                made.append(replace(sample, tensors=tensors, origin=f"{sample.origin}, operand {i} shortened"))
+                for operand, what in (short, "shortened"), (torch.cat([other, short], dim), "lengthened"):
+                    tensors = (*sample.tensors[:i], operand, *sample.tensors[i + 1 :])
+                    made.append(replace(sample, tensors=tensors, origin=f"{sample.origin}, operand {i} {what}"))
     return made
 
 
@@ -165,8 +166,8 @@ def without_dims(sample: Sample) -> Iterator[Sample]:
 
 
 SIZES = (
-    InputForm("operand shortened", "rules that pair the shards of two operands take them to be equally long",
-              with_shortened_operand, weight=2, always=4),
+    InputForm("operand of another length", "rules that pair the shards of two operands take them to be equally long",
+              with_operand_of_another_length, weight=2, always=4),
     InputForm("even", "what divides among 2, 3 and 4 ranks is not refused for being uneven", with_even_sizes),
     InputForm("one row short", "the last rank has one row less: means, offsets and paddings show", with_one_row_less),
     InputForm("uneven", "sizes that differ by rank break what is computed from the first rank's", with_uneven_sizes),

@@ -67,7 +67,7 @@ RESULT_STEPS = {
     "sort": "x.sort(-1)", "argmax": "x.argmax(-1)", "logsumexp": "x.logsumexp(-1)", "norm": "torch.linalg.vector_norm(x)",
     "std": "x.std(-1, correction=0)", "tanh": "x.tanh()", "root": "x.abs().sqrt()", "masked": "x.masked_fill(x > 0, 0)", "lower": "x.tril()",
     "layer norm": "torch.nn.functional.layer_norm(x, x.shape[-1:])", "times its sum": "x * x.sum(-1, keepdim=True)",
-    "outer": "x.reshape(-1, 1) * x.reshape(1, -1)", "concatenated": "torch.cat([x, x * 2], -1)",
+    "swapped": "x.transpose(0, 1)", "outer": "x.reshape(-1, 1) * x.reshape(1, -1)", "concatenated": "torch.cat([x, x * 2], -1)",
 }  # fmt: skip
 CHAIN_SIGN = " | "
 """What separates the steps of a chain in its name."""

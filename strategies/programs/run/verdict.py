@@ -120,6 +120,10 @@ def raises(reason: str) -> bool:
     )
 
 
+NOT_ASSEMBLED = "DTensor cannot assemble the result"
+"""The start of the note of a program whose result, as DTensor has placed it, cannot be gathered."""
+
+
 def is_claimed(error: str) -> bool:
     """Whether DTensor raises this error for a call that a rule of it has claimed: it has a rule for each op in it.
 
@@ -173,8 +177,8 @@ def _raised(failed: ProgramRankResult, results: tuple[ProgramRankResult, ...]) -
         names = ", ".join(map(str, who))
         wrong = f"rank {names} raises {error}; its peers go on and wait for it at the next collective"
         return Confirmation(wrong, rank_results=results)
-    where = "refuses this call" if failed.failed == "op" else "cannot assemble the result"
-    return Confirmation("", f"DTensor {where} on every rank: {error}", rank_results=results, refused=error)
+    where = "DTensor refuses this call" if failed.failed == "op" else NOT_ASSEMBLED
+    return Confirmation("", f"{where} on every rank: {error}", rank_results=results, refused=error)
 
 
 def _misshapen(truth: OracleResult, mesh: tuple[int, ...], results: Sequence[ProgramRankResult]) -> str:

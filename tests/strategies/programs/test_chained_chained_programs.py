@@ -7,12 +7,13 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
+from strategies.inputs.variants.adversarial import VALUES
 from strategies.model.oracle import run_oracle
 from strategies.model.rule import Claim, Rule, overload
 from strategies.programs import chained
 from strategies.programs.chained import follow_up_programs, wrong_programs
 from strategies.programs.run.real_run import run_simulated_programs
-from strategies.programs.run.verdict import Confirmation
+from strategies.programs.run.verdict import NOT_ASSEMBLED, Confirmation
 from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import claims
 from tests.strategies.cases import numbers, rule, sample
@@ -69,12 +70,13 @@ def test_the_placements_of_the_claim_are_on_the_last_axis():
     assert (program.mesh, program.inputs) == ((2, 3), ((R, S0),))
 
 
-def test_placements_of_dtensors_own_are_left_out():
+def test_an_input_with_a_placement_of_dtensors_own_is_replicated_since_no_user_makes_it():
     class Odd(Partial):
         pass
 
-    one = sample("neg.default", X)
-    assert follow_up_programs(one, [Claim(Rule(one.op, (Odd(),), (R,)), "test")], (2,)) == []
+    one = sample("add.Tensor", X, X)
+    found = follow_up_programs(one, [Claim(Rule(one.op, (S0, Odd()), (Odd(),)), "test")], (2,), most=2)
+    assert [p.inputs for p in found] == [((S0,), (R,))] * 2
 
 
 def test_results_with_a_placement_of_dtensors_own_are_gathered_twice_and_added_up():
@@ -83,7 +85,7 @@ def test_results_with_a_placement_of_dtensors_own_are_gathered_twice_and_added_u
 
     one = sample("neg.default", X)
     found = follow_up_programs(one, [Claim(Rule(one.op, (S0,), (Odd(),)), "test")], (2,), most=3)
-    assert [p.then for p in found] == ["full twice", "sum", "times -1"]
+    assert [p.then for p in found] == ["full twice", "swapped", "sum"]
 
 
 def test_no_more_than_the_budget_and_always_the_same():
@@ -163,3 +165,45 @@ def test_of_several_floats_each_has_its_turn_alone():
     }
     assert {"grad of input 0 alone", "grad of input 1 alone"} <= thens
     assert not any("alone" in p.then for p in tried(sample("neg.default", X), "S(0) -> S(0)"))
+
+
+@pytest.mark.parametrize(
+    ("then", "note", "kept"),
+    [
+        ("full twice", "DTensor refuses this call", True),
+        ("swapped", f"{NOT_ASSEMBLED} on every rank", True),
+        ("swapped", "DTensor refuses this call", False),
+        ("grad", "DTensor refuses this call", True),
+    ],
+)
+def test_a_step_that_is_refused_counts_where_it_only_reads_or_gives_what_cannot_be_read(then, note, kept, monkeypatch):
+    one = on(sample("neg.default", X), "S(0)", then=then)
+    refused = Confirmation("", note, refused="IndexError: no such row")
+    monkeypatch.setattr(
+        chained, "run_simulated_programs", lambda programs: [refused if p.then else Confirmation("") for p in programs]
+    )
+    assert [(p.then, seen.refused) for p, seen in wrong_programs([one])] == ([(then, refused.refused)] if kept else [])
+
+
+def test_an_op_with_a_handler_is_tried_with_other_values_where_its_own_are_right(monkeypatch):
+    one = sample("argmax.default", torch.arange(8).view(2, 4))
+    asked = []
+
+    def run(programs):
+        asked.append(programs)
+        return [Confirmation("wrong" if p.sample is one and p.inputs == ((S0,),) else "") for p in programs]
+
+    monkeypatch.setattr(chained, "run_simulated_programs", run)
+    found = chained.try_other_values(one, (2,), 0)
+    assert [p.inputs for p in asked[0]] == [((S0,),), ((Shard(1),),)]
+    assert {p.inputs for p, _ in found} == {((Shard(1),),)}
+    kinds = {kind.name for kind in VALUES if not kind.wild}
+    assert len(found) >= 3 and {p.sample.origin.removeprefix("test, ") for p, _ in found} <= kinds
+
+
+def test_argmax_of_equal_numbers_is_the_first_of_all_ranks():
+    one = sample("argmax.default", torch.arange(16).view(4, 4))
+    wrong = [p.sample.tensors[0] for p, seen in chained.try_other_values(one, (2,), 0) if seen.wrong]
+    if not wrong:
+        pytest.skip("this torch looks for the first of all")
+    assert all((x == x.max()).sum() > 1 for x in wrong)

@@ -6,12 +6,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from strategies.base.journal import open_journal
 from strategies.base.worker_pool import TIMED_OUT, TaskDone, TaskFailed, TaskLost, WorkerPool
 from strategies.model.oracle import kernel_device
 from strategies.model.rule import overload
-from strategies.model.verdict import WorkUnit
+from strategies.model.verdict import ALONE, MESHES, PAIRS, WorkUnit
 from strategies.sweep import session
 from strategies.sweep.session import RETRIES, SECONDS, validate_task, validate_tasks
 from strategies.torch_api import user_modules
@@ -298,3 +299,14 @@ def test_an_op_alone_runs_on_the_device_and_what_is_simulated_on_the_host(monkey
     validate_task(replace(ONE, kind=kind, source=source, device="cpu:0"), silent)
     assert ran == ["cpu:0" if (kind, source) == ("alone", "dtensor") else "cpu"]
     assert kernel_device() == "cpu"
+
+
+def test_with_what_follows_an_op_diverse_samples_are_tried_some_with_a_flag_toggled_and_on_several_axes_the_first():
+    weight, index = numbers(8, 4), torch.arange(4)
+    plain = [sample("embedding.default", weight, index + n) for n in range(5)]
+    padded = [sample("embedding.default", weight, index, 2)]
+    chosen = session._samples_for(PAIRS, [*plain, *padded])
+    assert any(one is padded[0] for one in chosen)
+    assert {one.origin for one in chosen} > {"test"} and any("scale_grad_by_freq=True" in one.origin for one in chosen)
+    assert session._samples_for(MESHES, [*plain, *padded]) == (plain[0],)
+    assert session._samples_for(ALONE, plain) == tuple(plain)

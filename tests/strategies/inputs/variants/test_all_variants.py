@@ -7,7 +7,7 @@ import torch
 from localtensor.layout.tolerance import MAX_JUMP_SHARE
 from strategies.inputs.variants.all_variants import FORMS, PER_SAMPLE, PER_TRACED, variations
 from strategies.inputs.variants.dims_and_layout import InputForm, with_dims_respelled
-from strategies.inputs.variants.sizes import with_shortened_operand
+from strategies.inputs.variants.sizes import with_operand_of_another_length
 from strategies.model.oracle import run_oracle, same_results
 from tests.strategies.cases import numbers, sample
 
@@ -55,14 +55,14 @@ def test_one_of_the_two_is_the_same_call(one, which):
     assert [gives_the_same(other) for other in with_dims_respelled(one)] == [i == which for i in range(2)]
 
 
-# Operands shortened.
+# Operands of another length.
 
 
-def test_each_operand_after_the_first_is_shortened_along_each_dim():
+def test_each_operand_after_the_first_is_shortened_and_lengthened_along_each_dim():
     one = sample("gather.default", numbers(4, 6), 0, torch.zeros(4, 6, dtype=torch.int64))
-    found = with_shortened_operand(one)
-    assert [other.arguments() for other in found] == [["f64[4,6]", "0", "i64[3,6]"], ["f64[4,6]", "0", "i64[4,4]"]]
-    assert {other.origin for other in found} == {"test, operand 1 shortened"}
+    found = with_operand_of_another_length(one)
+    assert [other.arguments()[2] for other in found] == ["i64[3,6]", "i64[7,6]", "i64[4,4]", "i64[4,10]"]
+    assert [other.origin for other in found] == ["test, operand 1 shortened", "test, operand 1 lengthened"] * 2
     assert all(other.tensors[0] is one.tensors[0] for other in found)
     assert torch.equal(found[0].call(found[0].tensors), one.call(one.tensors)[:3])
 
@@ -78,7 +78,7 @@ def test_each_operand_after_the_first_is_shortened_along_each_dim():
     sample("_softmax_backward_data.default", numbers(4, 6), numbers(4, 6), 1, torch.float64),
 ], ids=lambda one: f"{one.op}{one.arguments()}")  # fmt: skip
 def test_short_or_unequal_operands_and_ops_that_trust_their_caller_stay_as_they_are(one):
-    assert with_shortened_operand(one) == []
+    assert with_operand_of_another_length(one) == []
 
 
 # Which forms are tried on which sample.

@@ -99,7 +99,7 @@ BY_FORM: list[tuple[str, Sample, WrongRule]] = [
     ("keepdim", sample("sum.dim_IntList", X, [0]), always("S(1) -> S(0)")),
     ("negative indices", sample("index.Tensor", numbers(1, 3).expand(12, 3), [torch.zeros(12, dtype=torch.int64)]),
      always("S(0), S(0) -> S(0)")),
-    ("operand shortened", sample("gather.default", ROWS, 1, torch.zeros(12, 12, dtype=torch.int64)),
+    ("operand of another length", sample("gather.default", ROWS, 1, torch.zeros(12, 12, dtype=torch.int64)),
      always("S(0), S(0) -> S(0)")),
     ("even", sample("sum.dim_IntList", numbers(5, 3), [0]), sum_or_average),
     ("one row short", sample("mean.dim", ROWS, [0]), always("S(0) -> P(avg)")),
