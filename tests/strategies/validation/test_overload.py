@@ -331,3 +331,27 @@ def test_the_same_seed_gives_the_same_hearing():
     samples = (sample("cumprod.default", X, -1), sample("cumprod.default", numbers(4, 4), 0))
     first, again = (repr(heard(*samples, ranks=(2, 3), seed=1, search=True)) for _ in range(2))
     assert first == again
+
+
+def test_other_values_are_tried_on_all_meshes_at_first_and_then_on_one_after_another():
+    task = OverloadTask("aten.neg.default", (sample("neg.default", X),), ((2,), (3,), (4,)), 0)
+    recorder = trial.Recorder(task)
+    turns, seen = recorder.turns(task.samples[0]).values, []
+    for turn in range(1, 8):
+        turns["ties"] = turn
+        seen.append([i for i in range(3) if recorder.on_mesh({"ties": None}, task.samples[0], i)])
+    assert seen == [[0, 1, 2], [2], [0], [1], [2], [0], [1]]
+
+
+def test_of_many_samples_later_values_are_tried_on_a_third_of_the_meshes(monkeypatch):
+    asked = Counter()
+
+    def check(one, truth, ranks, claims, *, seed, variants):
+        asked.update((name, ranks) for name in variants)
+        return []
+
+    monkeypatch.setattr(trial, "check_claims", check)
+    by_unit(*(sample("neg.default", numbers(4, n)) for n in range(3, 27)), ranks=(2, 3, 4))
+    by_kind = {name: [asked[name, ranks] for ranks in (2, 3, 4)] for name, _ in asked}
+    assert len(by_kind) > 10
+    assert all(max(counts) - min(counts) <= 1 for counts in by_kind.values())
