@@ -18,10 +18,12 @@ from torch.distributed.tensor import Partial
 from localtensor.layout import Layout, has_one_meaning
 from strategies.model.rule import PUBLIC, Call, Leaf, Program, Sample
 from strategies.programs.mesh_programs import placement_options
-from strategies.programs.public_api.table import STEPS, public_step, public_steps
+from strategies.programs.public_api.table import OF_TORCH, STEPS, base_name, public_step, public_steps
 from strategies.programs.public_api.tensor_steps import (
     EVEN_SEQUENCES,
+    FEW_CLASSES,
     FLOATS,
+    IMAGES,
     INDICES,
     LOGITS,
     MATRICES,
@@ -40,6 +42,8 @@ _ORDER = (*MESHES, (2, 2), (2, 3))
 """Meshes that follow each other: each has the steps of a name that come after those of the mesh before."""
 MOST = 8
 """The largest number of programs of one public name on one mesh."""
+MOST_FURTHER, MOST_OPTIMIZER = 6, 2
+"""The same for further programs of a name that has others, and of torch's own functions; and of an optimizer."""
 REPEATS = 2
 """How often one step is drawn for one mesh, at most: with other tensors and layouts."""
 SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -51,6 +55,8 @@ SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     EVEN_SEQUENCES: ((12, 24, 2), (24, 12, 3)),
     INDICES: ((4, 6), (5, 3), (3,), (12, 2)),
     LOGITS: ((8, 6), (5, 12), (4, 5), (3, 8, 2), (2, 6, 4)),
+    IMAGES: ((2, 6, 2, 3), (3, 8, 2, 2), (2, 5, 3, 4)),
+    FEW_CLASSES: ((4, 2), (6, 3), (3, 2, 4)),
 }
 """Shapes that are even, uneven, and shorter than the mesh, for each kind of tensors."""
 DTYPES = {NUMBERS: (torch.float64, torch.float32, torch.int64), INDICES: (torch.int64,)}
@@ -88,9 +94,15 @@ def _some(name: str, mesh: tuple[int, ...], seed: int, turn: int) -> Iterator[tu
         random.Random(f"{seed} {name} {group}").shuffle(steps)
     rounds = itertools.zip_longest(*groups.values())
     steps = [step for row in rounds for step in row if step is not None]
-    most = min(MOST, REPEATS * len(steps))
+    most = min(_most(name), REPEATS * len(steps))
     for i in range(turn * most, (turn + 1) * most):
         yield steps[i % len(steps)], i
+
+
+def _most(name: str) -> int:
+    if name.startswith("optim."):
+        return MOST_OPTIMIZER
+    return MOST_FURTHER if name.startswith(OF_TORCH) or base_name(name) != name else MOST
 
 
 def _program(step: PublicStep, mesh: tuple[int, ...], seed: int, number: int) -> Program | None:

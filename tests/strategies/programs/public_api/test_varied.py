@@ -1,0 +1,169 @@
+"""Modules of many kinds, what a caller gave, arguments of all types, and optimizers: planted faults that each of them finds alone."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import tensor as dtensor
+from torch.distributed.tensor import DTensor, Shard, experimental
+from torch.distributed.tensor.experimental import _register_sharding
+from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput
+
+from strategies.programs.public_api import drawing, varied_calls
+from strategies.programs.public_api.table import STEPS, base_name, public_step
+from strategies.programs.run.real_run import run_simulated_programs
+from strategies.programs.run.verdict import is_claimed
+
+
+def found_by(name, meshes=((2,),), turns=1):
+    """The programs of a name that are wrong, by their text, with what is wrong."""
+    drawn = [
+        p for mesh in meshes for turn in range(turns) for p in drawing.draw_public_programs(mesh, seed=0, turn=turn)
+    ]
+    programs = [p for p in drawn if public_step(p.then)[0] == name]
+    assert programs
+    played = zip(programs, run_simulated_programs(programs), strict=True)
+    return {str(p): f.wrong or f.refused for p, f in played if f.wrong or (f.refused and is_claimed(f.refused))}
+
+
+def drops_requires_grad(patch):
+    own = ColwiseParallel._partition_linear_fn
+
+    def partition(self, name, module, mesh):
+        own(self, name, module, mesh)
+        for value in module.parameters():
+            value.requires_grad_(True)
+
+    patch.setattr(ColwiseParallel, "_partition_linear_fn", partition)
+
+
+def forgets_keyword_arguments(patch):
+    def without(self, x, scale=1.0, *, shift=0.0):
+        return (
+            nn.Linear.forward(self, x)
+            if isinstance(self.weight, DTensor)
+            else nn.Linear.forward(self, x) * scale + shift
+        )
+
+    patch.setattr(varied_calls.ScaledLinear, "forward", without)
+
+
+def trusts_what_it_is_told(patch):
+    own = PrepareModuleInput._prepare_input_arg
+
+    def prepare(self, given, mesh, told, wanted):
+        if isinstance(given, DTensor) and told is not None and given.placements != (told,):
+            return given
+        return own(self, given, mesh, told, wanted)
+
+    patch.setattr(PrepareModuleInput, "_prepare_input_arg", prepare)
+
+
+def writes_to_the_list(patch):
+    own = dtensor.distribute_tensor
+
+    def distribute(tensor, mesh, placements, **options):
+        placements[:] = [Shard(p.dim % tensor.ndim) if isinstance(p, Shard) else p for p in placements]
+        return own(tensor, mesh, placements, **options)
+
+    patch.setattr(dtensor, "distribute_tensor", distribute)
+
+
+def writes_to_the_pieces(patch):
+    own = DTensor.redistribute
+
+    def redistribute(self, *args, **options):
+        out = own(self, *args, **options)
+        self._local_tensor.detach().mul_(2)
+        return out
+
+    patch.setattr(DTensor, "redistribute", redistribute)
+
+
+def turns_the_strides(patch):
+    def stride(self, dim):
+        return torch.Tensor.stride(self)[-1 - dim]
+
+    patch.setattr(DTensor, "stride", stride, raising=False)
+
+
+def lays_out_all_results_as_the_first(patch):
+    own = experimental.local_map
+
+    def local_map(function, out_placements, **options):
+        if isinstance(out_placements, tuple):
+            out_placements = tuple(p and out_placements[0] for p in out_placements)
+        return own(function, out_placements, **options)
+
+    patch.setattr(experimental, "local_map", local_map)
+
+
+def forgets_int_arguments(patch):
+    own = _register_sharding.RuntimeSchemaInfo
+    patch.setattr(_register_sharding, "RuntimeSchemaInfo", lambda *args, **options: own(100, None, needs_pytree=True))
+
+
+def steps_twice(patch):
+    own = torch.optim.Adagrad.step
+
+    def step(self, *args):
+        own(self, *args)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if isinstance(p, DTensor) and p.placements[0].is_shard():
+                    p.to_local().detach().mul_(1.5)
+
+    patch.setattr(torch.optim.Adagrad, "step", step)
+
+
+def takes_the_norm_of_pieces(patch):
+    own = nn.utils.clip_grad_norm_
+
+    def clip(parameters, *args, **options):
+        given = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
+        for p, local in zip(parameters, given, strict=True):
+            local.grad = p.grad.to_local() if isinstance(p, DTensor) else p.grad
+        return own(given, *args, **options)
+
+    patch.setattr(nn.utils, "clip_grad_norm_", clip)
+
+
+def halves_the_scale_of_ranks(patch):
+    own = torch.amp.GradScaler.step
+
+    def step(self, optimizer):
+        own(self, optimizer)
+        if isinstance(optimizer.param_groups[0]["params"][0], DTensor):
+            self._scale = self._scale / 2
+
+    patch.setattr(torch.amp.GradScaler, "step", step)
+
+
+FAULTS = [
+    ("parallel.ColwiseParallel, modules kept", drops_requires_grad, "frozen=*"),
+    ("parallel.ColwiseParallel, modules trained", forgets_keyword_arguments, "shift"),
+    ("parallel.PrepareModuleInput, of any DTensor", trusts_what_it_is_told, "of a DTensor in"),
+    ("tensor.distribute_tensor, what the caller gave", writes_to_the_list, "Shard(-1)"),
+    ("DTensor.redistribute, what the caller gave", writes_to_the_pieces, "redistribute("),
+    ("DTensor.redistribute, strides", turns_the_strides, "redistribute("),
+    ("experimental.local_map, of any pieces", lays_out_all_results_as_the_first, "ones"),
+    ("experimental.register_sharding, arguments", forgets_int_arguments, "with int"),
+    ("optim.Adagrad", steps_twice, "Shard("),
+    ("utils.clip_grad_norm_", takes_the_norm_of_pieces, "Shard("),
+    ("amp.GradScaler", halves_the_scale_of_ranks, "Replicate("),
+]
+"""For each class of programs: a fault that is planted, and what the programs that find it have in their text."""
+
+
+@pytest.mark.parametrize(("name", "plant", "text"), FAULTS, ids=[name.replace(" ", "_") for name, *_ in FAULTS])
+def test_a_planted_fault_is_found_by_these_programs_and_not_by_those_of_the_name_alone(monkeypatch, name, plant, text):
+    alone = base_name(name)
+    turns = 12 if plant is forgets_int_arguments else 4
+    before, plain = found_by(name, turns=turns), found_by(alone) if alone != name and alone in STEPS else {}
+    with monkeypatch.context() as patch:
+        plant(patch)
+        after = found_by(name, turns=turns)
+        again = found_by(alone) if alone != name and alone in STEPS else {}
+    new = {program for program, why in after.items() if before.get(program) != why}
+    assert new and any(text in program for program in new)
+    if plant not in (turns_the_strides, writes_to_the_pieces):
+        assert plain == again
