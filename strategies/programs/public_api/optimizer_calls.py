@@ -19,7 +19,7 @@ from strategies.programs.public_api.tensor_calls import eighths, on_mesh
 
 def parameters_of(x: Any, first: Sequence[Placement], others: Sequence[Placement]) -> list[Any]:
     """A parameter like x in the first layout, and some whose shapes a mesh cuts unevenly in the other."""
-    moved = x.detach().redistribute(placements=first) if isinstance(x, DTensor) else x.detach()
+    moved = (x.redistribute(placements=first) if isinstance(x, DTensor) else x).detach()
     more = [on_mesh(eighths(shape, x), x, others) for shape in ((5, 4), (3,), (1, 2))]
     return [nn.Parameter(v.clone()) for v in (moved, *more)]
 

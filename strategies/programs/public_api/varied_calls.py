@@ -162,9 +162,10 @@ def layouts_ensured(
     if not isinstance(x, DTensor):
         return [torch.tensor(True), x] * len(sides)
     mesh, moved = x.device_mesh, x.redistribute(placements=[coming])
-    module = parallel.parallelize_module(Seen(), mesh, plan)
+    inner = Seen()
+    module = parallel.parallelize_module(inner, mesh, plan)
     out = module(moved, y=moved) if keyword else module(moved)
-    got = ([] if seen is None else [module.given[int(keyword)]]) + ([] if given is None else [out])
+    got = ([] if seen is None else [inner.given[int(keyword)]]) + ([] if given is None else [out])
     pairs = [(one, placement) for one, placement in zip(got, sides, strict=True)]
     return [v for one, p in pairs for v in (has_layout(one, [p]), gathered(one, x, mesh, p))]
 
@@ -178,8 +179,9 @@ def unchanged(x: Any, call: Callable[..., Any], placements: Sequence[Placement],
     if not isinstance(x, DTensor):
         return [yes, yes]
     mesh, listed = x.device_mesh, list(placements)
-    held = x.detach().redistribute(placements=placements) if pieces else None
-    mine = whole(x.detach()).clone() if held is None else held.to_local().clone()
+    mine = whole(x.detach()).clone()
+    if pieces:
+        mine = x.redistribute(placements=placements).to_local().detach().clone()
     for axis in range(mesh.ndim):
         mine = mine + number_along(mesh, axis).to(mine.dtype)
     before = mine.clone()

@@ -1,4 +1,4 @@
-"""Further uses of the public calls: modules of many kinds, what a caller gave, arguments of all types, and optimizers.
+"""Further uses of the public calls: modules of many kinds, what a caller gave, and arguments of all types.
 
 A generator takes the number of mesh axes and yields steps.  Their keys are a public name and, after a comma, what of it they try.
 """
@@ -6,15 +6,14 @@ A generator takes the number of mesh axes and yields steps.  Their keys are a pu
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor
-from torch.distributed.tensor import Partial
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import Layout
 from strategies.model.codec import placement_code, placements_code
+from strategies.programs.public_api.optimizer_steps import OPTIMIZER_STEPS
 from strategies.programs.public_api.tensor_steps import (
     FEW_CLASSES,
     FLOATS,
@@ -46,7 +45,12 @@ _EMBEDDINGS = ("nn.Embedding(5, 6)", "nn.Embedding(7, 3, padding_idx=1)")
 _TIED = {"SequenceParallel": "TiedNorms(n)"}
 _SCALED = {"SequenceParallel": "ScaledNorm(n)"}
 _FROZEN = (None, "*weight", "*bias", "*")
-_CALLS = (((), {}), ((2.0,), {}), ((), {"scale": 2.0}), ((2.0,), {"shift": 1.0}))
+_CALLS: tuple[tuple[tuple[float, ...], dict[str, float]], ...] = (
+    ((), {}),
+    ((2.0,), {}),
+    ((), {"scale": 2.0}),
+    ((2.0,), {"shift": 1.0}),
+)
 
 
 def _varied(
@@ -54,8 +58,8 @@ def _varied(
 ) -> PublicStep:
     """A step of a module under a plan; the options of `varied` that are given stand in its text."""
     own = {name: value for name, value in own.items() if value not in (None, (), {})}
-    told = {name: value for name, value in own.items() if name not in ("looks", "alike")}
-    words = f", {call_text('a module', **told)[9:-1]}" if told else ""
+    shown = {name: value for name, value in own.items() if name not in ("looks", "alike")}
+    words = f", {call_text('a module', **shown)[9:-1]}" if shown else ""
     source = "what it keeps" if own.get("looks") else f"from {placement_code(takes) if takes else 'a DTensor'}"
     call = f"{plan.replace('parallel.', '')} of {module}{words}: {source}"
     options = {**own, "frozen": repr(own["frozen"])} if "frozen" in own else own
@@ -129,9 +133,8 @@ def plans(axes: int) -> Iterator[PublicStep]:
             yield _varied(plan, module.format(h=hidden), FLOATS, R, R, "hidden")
             plan = f"{{'{first}': {col}(use_local_output=False), '{second}': {row}()}}"
             yield _varied(plan, module.format(h=hidden), FLOATS, R, R, "hidden, of DTensors")
-    for style, dim in (("ColwiseParallel", 0), ("RowwiseParallel", 1)):
-        options = _STYLES[style][0]
-        style = f"parallel.{style}({options})"
+    for name, dim in (("ColwiseParallel", 0), ("RowwiseParallel", 1)):
+        style = f"parallel.{name}({_STYLES[name][0]})"
         for plan, module in (
             (style, "nn.Linear(n, 8)"),
             (f"{{'': {style}}}", "nn.Linear(n, 8)"),
@@ -155,27 +158,27 @@ def replicas(axes: int) -> Iterator[PublicStep]:
 
 
 def ensured(style: str, axes: int) -> Iterator[PublicStep]:
-    """A style that prepares a module, for DTensors whose layouts are not those that the style is told for plain tensors."""
+    """A style that prepares a module, for DTensors whose layouts are not those that the style has for plain tensors."""
     batch = (R, S0, S1)
     into, out = "Input" in style, style.endswith("Output")
-    for one in combined(coming=batch, told=batch, wanted=batch, local=(None, True, False)):
-        coming, told, wanted, local = (one[name] for name in ("coming", "told", "wanted", "local"))
+    for one in combined(coming=batch, stated=batch, wanted=batch, local=(None, True, False)):
+        coming, stated, wanted, local = (one[name] for name in ("coming", "stated", "wanted", "local"))
         own: dict[str, Any] = {}
         if into:
-            own |= {"input_layouts": told, "desired_input_layouts": wanted}
+            own |= {"input_layouts": stated, "desired_input_layouts": wanted}
         if out:
-            own |= {"output_layouts": told, "desired_output_layouts": wanted}
+            own |= {"output_layouts": stated, "desired_output_layouts": wanted}
         own["use_local_output" if style != "PrepareModuleInputOutput" else "use_local_input"] = local
         for keyword in (False, True) if style == "PrepareModuleInput" else (False,):
-            named = {"input_kwarg_layouts": f"{{'y': {placement_code(told)}}}"}
+            named = {"input_kwarg_layouts": f"{{'y': {placement_code(stated)}}}"}
             named["desired_input_kwarg_layouts"] = f"{{'y': {placement_code(wanted)}}}"
             plan = call_text(style, **own, **(named if keyword else {}))
             call = f"{plan}, of a DTensor in {placement_code(coming)}{', by keyword' if keyword else ''}"
             ends = {"seen": wanted if into else None, "given": wanted if out else None, "keyword": keyword or None}
             if style == "PrepareModuleInputOutput" and local:
-                continue  # the module gives plain pieces of what it was given, in the layout that is told
+                continue  # the module gives plain pieces of what it was given, in the layout that is stated
             code = call_text("layouts_ensured", "x", f"parallel.{plan}", placement_code(coming), **ends)
-            yield PublicStep(call, code, SEQUENCES, group=f"{coming == told} {told == wanted} {keyword}")
+            yield PublicStep(call, code, SEQUENCES, group=f"{coming == stated} {stated == wanted} {keyword}")
 
 
 def caller_distributes(axes: int) -> Iterator[PublicStep]:
@@ -244,7 +247,7 @@ def maps(axes: int) -> Iterator[PublicStep]:
         listed = placements_code(layout)
         for text, (function, named, further) in _FREE.items():
             given = named.replace("{p}", listed)
-            others = {None: "None", R: placements_code((R,) * axes)}
+            others: dict[object, str] = {None: "None", R: placements_code((R,) * axes)}
             gives = [listed, *(others.get(one, listed) for one in further)]
             outs = gives[0] if len(gives) == 1 else f"({', '.join(gives)})"
             options = {"out_placements": outs, "in_placements": f"({listed},)"}
@@ -320,71 +323,6 @@ def contexts(axes: int) -> Iterator[PublicStep]:
         yield PublicStep(call, f"within(x, experimental.implicit_replication, 2, lambda a: {code})", ROWS)
 
 
-def _laid_out(x: Tensor, layout: Layout) -> bool:
-    """Whether a parameter may have this layout."""
-    return not any(isinstance(p, Partial) for p in layout)
-
-
-_OPTIMIZERS: dict[str, tuple[str, ...]] = {
-    "Adadelta": ("lr=0.5", "lr=0.5, weight_decay=0.1"), "Adagrad": ("lr=0.5", "lr=0.5, lr_decay=0.1"),
-    "Adam": ("lr=0.1", "lr=0.1, amsgrad=True, weight_decay=0.1"), "AdamW": ("lr=0.1", "lr=0.1, amsgrad=True"),
-    "Adamax": ("lr=0.1", "lr=0.1, weight_decay=0.1"), "ASGD": ("lr=0.1, t0=1", "lr=0.1, weight_decay=0.1"),
-    "NAdam": ("lr=0.1", "lr=0.1, weight_decay=0.1, decoupled_weight_decay=True"), "RAdam": ("lr=0.1", "lr=0.1, weight_decay=0.1"),
-    "RMSprop": ("lr=0.1", "lr=0.1, centered=True, momentum=0.5"), "Rprop": ("lr=0.1", "lr=0.1, etas=(0.25, 2.0)"),
-    "SGD": ("lr=0.5, momentum=0.5", "lr=0.5, momentum=0.5, nesterov=True, weight_decay=0.1"), "Adafactor": ("lr=0.1", "lr=0.1, d=1.5"),
-}  # fmt: skip
-"""Options of each optimizer."""
-
-
-def optimizer(name: str, axes: int) -> Iterator[PublicStep]:
-    """Two steps of an optimizer on parameters of mixed layouts."""
-    for layouts in _mixed(axes):
-        for options in _OPTIMIZERS[name]:
-            for foreach in (False, True):
-                for maximize in (None, True):
-                    made = call_text(f"torch.optim.{name}", "p", options, foreach=foreach, maximize=maximize)
-                    call = f"{made.replace('(p, ', '(')} of parameters in {_listed(layouts)}"
-                    code = call_text("optimized", "x", _listed(layouts), f"lambda p: {made}")
-                    yield PublicStep(call, code, ROWS, layouts, _laid_out, str(foreach))
-
-
-def _mixed(axes: int) -> list[tuple[Layout, ...]]:
-    """Layouts of the first parameter, and of the others in turn."""
-    mixed = [one for one in layouts_on(axes, (R, S0)) if one.count(S0) < 2]
-    return [(one, other) for one in layouts_on(axes, MOVES) if one.count(S0) < 2 > one.count(S1) for other in mixed]
-
-
-def _listed(layouts: Sequence[Layout]) -> str:
-    return ", ".join(map(placements_code, layouts))
-
-
-_CLIPS = {
-    **{f"clip_grad_norm_(p, 1.0, norm_type={kind})": kind for kind in ("1.0", "2.0", "3.0", "float('inf')")},
-    "clip_grad_value_(p, 0.5)": "value",
-}
-
-
-def clips(which: str, axes: int) -> Iterator[PublicStep]:
-    for layouts in _mixed(axes):
-        for text, kind in _CLIPS.items():
-            for foreach in (False, True):
-                if text.startswith(which):
-                    made = f"nn.utils.{text[:-1]}, foreach={foreach})"
-                    code = f"clipped(x, {_listed(layouts)}, lambda p: {made})"
-                    call = f"{made.removeprefix('nn.utils.')} of gradients in {_listed(layouts)}"
-                    yield PublicStep(call, code, ROWS, layouts, _laid_out, f"{kind} {foreach}")
-
-
-def scalers(axes: int) -> Iterator[PublicStep]:
-    for layouts in _mixed(axes):
-        for value in ("1.0", "float('inf')", "float('nan')"):
-            for number in (0, 1, 2):
-                for place in (0, -1):
-                    code = f"unscaled(x, {_listed(layouts)}, {value}, {number}, {place})"
-                    where = f"element {place} of gradient {number} times {value}, in {_listed(layouts)}"
-                    yield PublicStep(f"torch.amp.GradScaler: {where}", code, ROWS, layouts, _laid_out, value)
-
-
 VARIED_STEPS: dict[str, Generator] = {
     **{f"parallel.{style}, modules kept": functools.partial(kept, style) for style in _STYLES},
     **{f"parallel.{style}, modules trained": functools.partial(trained, style) for style in _STYLES},
@@ -404,8 +342,5 @@ VARIED_STEPS: dict[str, Generator] = {
     "experimental.register_sharding, ops with rules": replaced,
     "parallel.loss_parallel, what is within": losses,
     "experimental.implicit_replication, twice": contexts,
-    **{f"optim.{name}": functools.partial(optimizer, name) for name in _OPTIMIZERS},
-    "utils.clip_grad_norm_": functools.partial(clips, "clip_grad_norm_"),
-    "utils.clip_grad_value_": functools.partial(clips, "clip_grad_value_"),
-    "amp.GradScaler": scalers,
+    **OPTIMIZER_STEPS,
 }

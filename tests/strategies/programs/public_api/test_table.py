@@ -9,7 +9,6 @@ from torch.distributed.tensor import DTensor, experimental, parallel
 from strategies.model.rule import PUBLIC
 from strategies.programs.public_api import table
 
-
 CLIPS = {"utils.clip_grad_norm_", "utils.clip_grad_value_"}
 
 
