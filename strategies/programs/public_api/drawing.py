@@ -18,7 +18,7 @@ from torch.distributed.tensor import Partial
 from localtensor.layout import Layout, has_one_meaning
 from strategies.model.rule import PUBLIC, Call, Leaf, Program, Sample
 from strategies.programs.mesh_programs import placement_options
-from strategies.programs.public_api.table import OF_TORCH, STEPS, base_name, public_step, public_steps
+from strategies.programs.public_api.table import OF_TORCH, STEPS, base_name, public_steps, step_name
 from strategies.programs.public_api.tensor_steps import (
     EVEN_SEQUENCES,
     FEW_CLASSES,
@@ -128,6 +128,10 @@ def _layout(x: Tensor, mesh: Sequence[int], rng: random.Random) -> Layout:
     return tuple(rng.choice([*others, *others, *rng.choices(partial, k=len(others))]) for _ in mesh)
 
 
+def _turns(meshes: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], int]]:
+    return [(mesh, _ORDER.index(mesh) if mesh in _ORDER else 0) for mesh in meshes]
+
+
 def try_public_programs(
     meshes: Sequence[tuple[int, ...]],
     *,
@@ -141,8 +145,9 @@ def try_public_programs(
     A documented call that every rank refuses is among them, unless an op in it has no rule.  Of `shares` equal parts of the
     programs that of number `share` is run.  `began` gets the number of each batch before it runs, and their number at last.
     """
-    turns = ((mesh, _ORDER.index(mesh) if mesh in _ORDER else 0) for mesh in meshes)
-    programs = [p for mesh, turn in turns for p in draw_public_programs(mesh, seed=seed, turn=turn)][share::shares]
+    programs = [p for mesh, turn in _turns(meshes) for p in draw_public_programs(mesh, seed=seed, turn=turn)][
+        share::shares
+    ]
     played: list[tuple[Program, Confirmation]] = []
     batches = [programs[first : first + BATCH] for first in range(0, len(programs), BATCH)]
     for number, batch in enumerate(batches):
@@ -156,4 +161,17 @@ def fault_name(program: Program, reason: str) -> str:
     """The name under which candidates of public calls are one: those of one public name that fail in one way."""
     kind = failure_kind(reason)
     stops = " stops" if reason.startswith("stops") else ""
-    return f"{public_step(program.then)[0]}: {kind.what}{stops}"
+    return f"{step_name(program.then)}: {kind.what}{stops}"
+
+
+def calls_left(meshes: Sequence[tuple[int, ...]], *, seed: int) -> list[str]:
+    """How many of the public calls of each name are not drawn on these meshes: `parallel.ColwiseParallel: 90 of 128`."""
+    drawn = {
+        program.then for mesh, turn in _turns(meshes) for program in draw_public_programs(mesh, seed=seed, turn=turn)
+    }
+    left = []
+    for name in STEPS:
+        every = {PUBLIC + step.call for axes in {len(mesh) for mesh in meshes} for step in public_steps(name, axes)}
+        if every - drawn:
+            left.append(f"{name}: {len(every - drawn)} of {len(every)}")
+    return left

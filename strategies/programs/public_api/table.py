@@ -102,6 +102,12 @@ def base_name(name: str) -> str:
     return name.partition(",")[0]
 
 
+def step_name(then: str) -> str:
+    """The name of a program's `then` and what of it the program tries.  Raises ValueError as `public_step`."""
+    name, step = public_step(then)
+    return f"{name}, {step.aspect}" if step.aspect else name
+
+
 def public_object(then: str) -> Any:
     """The function or class that is public under the name of a program's `then`.  Raises ValueError as `public_step`."""
     package, _, name = base_name(public_step(then)[0]).partition(".")

@@ -38,7 +38,7 @@ class PublicStep:
     """`call` as a user writes it, and the expression `code` of the tensor `x` that makes it.
 
     `takes` is the kind of tensor, `layouts` are those that x must be able to have besides its own, and `fits` says whether x
-    may come in a layout.  Steps of all `group`s of a name are tried on each mesh.
+    may come in a layout.  Steps of all `group`s of a name are tried on each mesh; faults of unlike `aspect`s are not one.
     """
 
     call: str
@@ -47,6 +47,7 @@ class PublicStep:
     layouts: tuple[Layout, ...] = ()
     fits: Callable[[Tensor, Layout], bool] = any_layout
     group: str = ""
+    aspect: str = ""
 
 
 def layouts_on(axes: int, placements: Sequence[Placement]) -> list[Layout]:

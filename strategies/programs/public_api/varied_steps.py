@@ -64,7 +64,8 @@ def _varied(
     call = f"{plan.replace('parallel.', '')} of {module}{words}: {source}"
     options = {**own, "frozen": repr(own["frozen"])} if "frozen" in own else own
     given = call_text("varied", "x", f"lambda n: {module}", plan, _code(takes), placement_code(gives), **options)
-    return PublicStep(call, given, kind, group=group or module)
+    aspect = group if group in ("tied", "frozen", "arguments", "pieces") else ""
+    return PublicStep(call, given, kind, group=group or module, aspect=aspect)
 
 
 def _code(placement: Placement | None) -> str:
@@ -153,7 +154,11 @@ def replicas(axes: int) -> Iterator[PublicStep]:
                 own = {"looks": looks, "frozen": frozen, "training": training}
                 step = _varied("None", module, ROWS, None, R, f"{module} {looks}", **own)
                 yield PublicStep(
-                    step.call.replace("None of", "distribute_module of"), step.code, step.takes, group=step.group
+                    step.call.replace("None of", "distribute_module of"),
+                    step.code,
+                    step.takes,
+                    group=step.group,
+                    aspect=step.aspect,
                 )
 
 
@@ -310,17 +315,15 @@ def losses(axes: int) -> Iterator[PublicStep]:
                     call = f"loss_parallel() of {listed}: {name}" + (f", of {kind}" if kind != LOGITS else "")
                     call += ", entered twice" if times == 2 else ""
                     code = f"within(x, parallel.loss_parallel, {times}, lambda a: {loss.format(t=made)}, {listed})"
-                    yield PublicStep(call, code, kind, (layout,), group=f"{kind} {times}")
+                    aspect = "entered twice" if times == 2 else f"{name} of {kind}"
+                    yield PublicStep(call, code, kind, (layout,), group=f"{kind} {times}", aspect=aspect)
 
 
 def contexts(axes: int) -> Iterator[PublicStep]:
     """`implicit_replication` entered twice, and left in turn."""
-    plain = "eighths(a.shape[-1:], a)"
-    for text, code in {
-        "a * b": f"a * {plain}", "b - a": f"{plain} - a", "torch.where(a > b, a, b)": f"torch.where(a > {plain}, a, {plain})",
-    }.items():  # fmt: skip
-        call = f"implicit_replication() entered twice, then {text}"
-        yield PublicStep(call, f"within(x, experimental.implicit_replication, 2, lambda a: {code})", ROWS)
+    function = "lambda a: a * eighths(a.shape[-1:], a)"
+    code = f"within(x, experimental.implicit_replication, 2, {function})"
+    yield PublicStep("implicit_replication() entered twice, then a * b", code, ROWS)
 
 
 VARIED_STEPS: dict[str, Generator] = {

@@ -35,7 +35,7 @@ from localtensor.errors import LocalTensorError
 from strategies.base.signals import quiet
 from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import PUBLIC, Program, overload
-from strategies.programs.public_api.table import public_object, public_step
+from strategies.programs.public_api.table import public_object, step_name
 from strategies.programs.run.follow_ups import GRADS
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.real_run import case_tasks, mesh_task_of, program_tasks
@@ -225,7 +225,9 @@ class Attributor:
         then = self._program.then if self._program else ""
         if not then.startswith(PUBLIC):
             return None
-        return Attribution(PUBLIC_CALL, place_of(public_object(then)), detail=public_step(then)[0])
+        used = public_object(then)
+        where = place_of(vars(used)["__init__"] if isinstance(used, type) else used)
+        return Attribution(PUBLIC_CALL, where, detail=step_name(then))
 
     def _traced(self, *around: Replacement) -> tuple[Trace, str]:
         with ExitStack() as stack:

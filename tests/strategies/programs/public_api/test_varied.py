@@ -8,8 +8,9 @@ from torch.distributed.tensor import DTensor, Shard, experimental
 from torch.distributed.tensor.experimental import _register_sharding
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput
 
+from strategies.model.rule import PUBLIC
 from strategies.programs.public_api import drawing, varied_calls
-from strategies.programs.public_api.table import STEPS, base_name, public_step
+from strategies.programs.public_api.table import STEPS, base_name, public_step, public_steps, step_name
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import is_claimed
 
@@ -167,3 +168,33 @@ def test_a_planted_fault_is_found_by_these_programs_and_not_by_those_of_the_name
     assert new and any(text in program for program in new)
     if plant not in (turns_the_strides, writes_to_the_pieces):
         assert plain == again
+
+
+def test_faults_of_unlike_aspects_are_not_one():
+    every = [step for name in ("parallel.SequenceParallel, modules kept", "parallel.loss_parallel, what is within")
+             for step in public_steps(name, 1)]  # fmt: skip
+    names = {step_name(PUBLIC + step.call) for step in every}
+    assert "parallel.SequenceParallel, modules kept, tied" in names
+    assert {"parallel.SequenceParallel, modules kept", "parallel.loss_parallel, what is within, entered twice"} < names
+
+
+def test_what_is_not_drawn_is_counted_by_name():
+    few, all_of_them = (dict(line.split(": ") for line in drawing.calls_left(meshes, seed=0))
+                        for meshes in ([(2,)], drawing.MESHES))  # fmt: skip
+    every = len(public_steps("optim.Adam", 1))
+    assert few["optim.Adam"] == f"{every - 2} of {every}" and all_of_them["optim.Adam"] == f"{every - 6} of {every}"
+    assert "DTensor.redistribute, what the caller gave" not in few
+
+
+def test_an_op_with_an_argument_has_a_name_of_its_own_for_each_pair_of_values():
+    """The function of an op is registered once; DTensor takes an op whose name ends with "_" for one in place."""
+    before = set(dir(torch.ops.public_calls))
+    for off, on in ((0.5, 2.5), (2.5, 0.5)):
+        first, second = varied_calls.registered_with(torch.ones(3), "float", off, on)
+        assert first.tolist() == [2, 2, 2] and second.tolist() == [1, 2, 3]
+    assert not any(name.endswith("_") for name in set(dir(torch.ops.public_calls)) - before if name[0] != "_")
+
+
+def test_the_order_of_dims_is_that_of_their_strides_and_dims_of_one_element_have_none():
+    assert varied_calls.in_order(torch.ones(2, 3).mT) == [1, 0]
+    assert varied_calls.in_order(torch.ones(2, 1, 3)) == [0, 2]
