@@ -226,7 +226,7 @@ class Attributor:
         if not then.startswith(PUBLIC):
             return None
         used = public_object(then)
-        where = place_of(vars(used)["__init__"] if isinstance(used, type) else used)
+        where = place_of(vars(used).get("__init__", used) if isinstance(used, type) else used)
         return Attribution(PUBLIC_CALL, where, detail=step_name(then))
 
     def _traced(self, *around: Replacement) -> tuple[Trace, str]:

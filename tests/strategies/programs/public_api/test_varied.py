@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed import tensor as dtensor
-from torch.distributed.tensor import DTensor, Shard, experimental
+from torch.distributed.tensor import DTensor, Shard, experimental, parallel
 from torch.distributed.tensor.experimental import _register_sharding
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput
 
@@ -139,7 +139,46 @@ def halves_the_scale_of_ranks(patch):
     patch.setattr(torch.amp.GradScaler, "step", step)
 
 
+def keeps_the_rules_of_torch(patch):
+    own = experimental.register_sharding
+
+    def register(op):
+        return (lambda rules: rules) if op.namespace == "aten" else own(op)
+
+    patch.setattr(experimental, "register_sharding", register)
+
+
+def takes_the_first_rank_for_the_source(patch):
+    own = parallel.parallelize_module
+
+    def parallelize(module, mesh, plan, *, src_data_rank=0):
+        return own(module, mesh, plan, src_data_rank=0)
+
+    patch.setattr(parallel, "parallelize_module", parallelize)
+
+
+def trains_what_it_distributes(patch):
+    own = varied_calls.distribute_module
+    patch.setattr(varied_calls, "distribute_module", lambda module, mesh: own(module, mesh).train())
+
+
+def writes_to_the_list_of_a_piece(patch):
+    own = DTensor.from_local
+
+    def from_local(local, device_mesh, placements, **options):
+        out = own(local, device_mesh, placements, **options)
+        placements.reverse()
+        placements.append(placements[0])
+        return out
+
+    patch.setattr(DTensor, "from_local", staticmethod(from_local))
+
+
 FAULTS = [
+    ("experimental.register_sharding, ops with rules", keeps_the_rules_of_torch, "replicas alone"),
+    ("parallel.parallelize_module, hidden sizes", takes_the_first_rank_for_the_source, "source=None"),
+    ("tensor.distribute_module, modules kept", trains_what_it_distributes, "training=False"),
+    ("DTensor.from_local, what the caller gave", writes_to_the_list_of_a_piece, "from_local("),
     ("parallel.ColwiseParallel, modules kept", drops_requires_grad, "frozen=*"),
     ("parallel.ColwiseParallel, modules trained", forgets_keyword_arguments, "shift"),
     ("parallel.PrepareModuleInput, of any DTensor", trusts_what_it_is_told, "of a DTensor in"),
@@ -155,6 +194,7 @@ FAULTS = [
 """For each class of programs: a fault that is planted, and what the programs that find it have in their text."""
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("name", "plant", "text"), FAULTS, ids=[name.replace(" ", "_") for name, *_ in FAULTS])
 def test_a_planted_fault_is_found_by_these_programs_and_not_by_those_of_the_name_alone(monkeypatch, name, plant, text):
     alone = base_name(name)
@@ -166,7 +206,7 @@ def test_a_planted_fault_is_found_by_these_programs_and_not_by_those_of_the_name
         again = found_by(alone) if alone != name and alone in STEPS else {}
     new = {program for program, why in after.items() if before.get(program) != why}
     assert new and any(text in program for program in new)
-    if plant not in (turns_the_strides, writes_to_the_pieces):
+    if plant not in (turns_the_strides, writes_to_the_pieces, writes_to_the_list_of_a_piece):
         assert plain == again
 
 
