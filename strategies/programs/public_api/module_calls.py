@@ -55,7 +55,7 @@ def module_for(x: Any, make: Callable[[int], nn.Module]) -> nn.Module:
 
 
 def trained_once(module: nn.Module, out: Any, leaves: Sequence[Any]) -> list[Any]:
-    """The result, the gradients of the leaves and of the parameters by name, and the parameters after a step of SGD."""
+    """The result, the gradients of the leaves and of the parameters by name (zeros for none), and the parameters after a step of SGD."""
     named = [parameter for _, parameter in module.named_parameters(remove_duplicate=False)]
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     found = pulled_back(out, [*leaves, *parameters])
@@ -64,7 +64,7 @@ def trained_once(module: nn.Module, out: Any, leaves: Sequence[Any]) -> list[Any
         parameter.grad = gradient
     if parameters:
         torch.optim.SGD(parameters, lr=0.5).step()
-    gradients = [parameter.grad for parameter in named if parameter.requires_grad]
+    gradients = [torch.zeros_like(p.detach()) if p.grad is None else p.grad for p in named]
     return [*found[:first], *gradients, *(parameter.detach() for parameter in named)]
 
 
