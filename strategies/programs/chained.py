@@ -259,6 +259,9 @@ def _each(task: OverloadTask, note: Note, play: Play) -> list[TaskResult]:
     for number, sample in enumerate(task.samples if task.kind == PAIRS else ()):
         if bench.meshes(number):
             bench.leave_out(sample, f"steps {NO_TURN}", steps_left(steps.get(dtype_class(sample), set())))
+    if task.op == redistributions.COPY and task.samples:
+        left_out = public_api.calls_left(public_api.MESHES if play is _pairs else task.meshes, seed=task.seed)
+        bench.leave_out(task.samples[0], f"public calls {NO_TURN}", left_out)
     return bench.all()
 
 

@@ -18,10 +18,12 @@ from torch.distributed.tensor import Partial
 from localtensor.layout import Layout, has_one_meaning
 from strategies.model.rule import PUBLIC, Call, Leaf, Program, Sample
 from strategies.programs.mesh_programs import placement_options
-from strategies.programs.public_api.table import STEPS, public_step, public_steps
+from strategies.programs.public_api.table import OF_TORCH, STEPS, base_name, public_steps, step_name
 from strategies.programs.public_api.tensor_steps import (
     EVEN_SEQUENCES,
+    FEW_CLASSES,
     FLOATS,
+    IMAGES,
     INDICES,
     LOGITS,
     MATRICES,
@@ -40,6 +42,8 @@ _ORDER = (*MESHES, (2, 2), (2, 3))
 """Meshes that follow each other: each has the steps of a name that come after those of the mesh before."""
 MOST = 8
 """The largest number of programs of one public name on one mesh."""
+MOST_FURTHER, MOST_OPTIMIZER = 6, 2
+"""The same for further programs of a name that has others, and of torch's own functions; and of an optimizer."""
 REPEATS = 2
 """How often one step is drawn for one mesh, at most: with other tensors and layouts."""
 SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -51,6 +55,8 @@ SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     EVEN_SEQUENCES: ((12, 24, 2), (24, 12, 3)),
     INDICES: ((4, 6), (5, 3), (3,), (12, 2)),
     LOGITS: ((8, 6), (5, 12), (4, 5), (3, 8, 2), (2, 6, 4)),
+    IMAGES: ((2, 6, 2, 3), (3, 8, 2, 2), (2, 5, 3, 4)),
+    FEW_CLASSES: ((4, 2), (6, 3), (3, 2, 4)),
 }
 """Shapes that are even, uneven, and shorter than the mesh, for each kind of tensors."""
 DTYPES = {NUMBERS: (torch.float64, torch.float32, torch.int64), INDICES: (torch.int64,)}
@@ -88,9 +94,15 @@ def _some(name: str, mesh: tuple[int, ...], seed: int, turn: int) -> Iterator[tu
         random.Random(f"{seed} {name} {group}").shuffle(steps)
     rounds = itertools.zip_longest(*groups.values())
     steps = [step for row in rounds for step in row if step is not None]
-    most = min(MOST, REPEATS * len(steps))
+    most = min(_most(name), REPEATS * len(steps))
     for i in range(turn * most, (turn + 1) * most):
         yield steps[i % len(steps)], i
+
+
+def _most(name: str) -> int:
+    if name.startswith("optim."):
+        return MOST_OPTIMIZER
+    return MOST_FURTHER if name.startswith(OF_TORCH) or base_name(name) != name else MOST
 
 
 def _program(step: PublicStep, mesh: tuple[int, ...], seed: int, number: int) -> Program | None:
@@ -116,6 +128,10 @@ def _layout(x: Tensor, mesh: Sequence[int], rng: random.Random) -> Layout:
     return tuple(rng.choice([*others, *others, *rng.choices(partial, k=len(others))]) for _ in mesh)
 
 
+def _turns(meshes: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], int]]:
+    return [(mesh, _ORDER.index(mesh) if mesh in _ORDER else 0) for mesh in meshes]
+
+
 def try_public_programs(
     meshes: Sequence[tuple[int, ...]],
     *,
@@ -129,8 +145,9 @@ def try_public_programs(
     A documented call that every rank refuses is among them, unless an op in it has no rule.  Of `shares` equal parts of the
     programs that of number `share` is run.  `began` gets the number of each batch before it runs, and their number at last.
     """
-    turns = ((mesh, _ORDER.index(mesh) if mesh in _ORDER else 0) for mesh in meshes)
-    programs = [p for mesh, turn in turns for p in draw_public_programs(mesh, seed=seed, turn=turn)][share::shares]
+    programs = [p for mesh, turn in _turns(meshes) for p in draw_public_programs(mesh, seed=seed, turn=turn)][
+        share::shares
+    ]
     played: list[tuple[Program, Confirmation]] = []
     batches = [programs[first : first + BATCH] for first in range(0, len(programs), BATCH)]
     for number, batch in enumerate(batches):
@@ -144,4 +161,17 @@ def fault_name(program: Program, reason: str) -> str:
     """The name under which candidates of public calls are one: those of one public name that fail in one way."""
     kind = failure_kind(reason)
     stops = " stops" if reason.startswith("stops") else ""
-    return f"{public_step(program.then)[0]}: {kind.what}{stops}"
+    return f"{step_name(program.then)}: {kind.what}{stops}"
+
+
+def calls_left(meshes: Sequence[tuple[int, ...]], *, seed: int) -> list[str]:
+    """How many of the public calls of each name are not drawn on these meshes: `parallel.ColwiseParallel: 90 of 128`."""
+    drawn = {
+        program.then for mesh, turn in _turns(meshes) for program in draw_public_programs(mesh, seed=seed, turn=turn)
+    }
+    left = []
+    for name in STEPS:
+        every = {PUBLIC + step.call for axes in {len(mesh) for mesh in meshes} for step in public_steps(name, axes)}
+        if every - drawn:
+            left.append(f"{name}: {len(every - drawn)} of {len(every)}")
+    return left

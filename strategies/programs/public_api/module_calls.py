@@ -55,22 +55,27 @@ def module_for(x: Any, make: Callable[[int], nn.Module]) -> nn.Module:
 
 
 def trained_once(module: nn.Module, out: Any, leaves: Sequence[Any]) -> list[Any]:
-    """The result, the gradients of the leaves and of the parameters, and the parameters after a step of SGD."""
-    parameters = list(module.parameters())
+    """The result, the gradients of the leaves and of the parameters by name (zeros for none), and the parameters after a step of SGD."""
+    named = [parameter for _, parameter in module.named_parameters(remove_duplicate=False)]
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     found = pulled_back(out, [*leaves, *parameters])
-    for parameter, gradient in zip(parameters, found[len(found) - len(parameters) :], strict=True):
+    first = len(found) - len(parameters)
+    for parameter, gradient in zip(parameters, found[first:], strict=True):
         parameter.grad = gradient
     if parameters:
         torch.optim.SGD(parameters, lr=0.5).step()
-    return [*found, *(parameter.detach() for parameter in parameters)]
+    gradients = [torch.zeros_like(p.detach()) if p.grad is None else p.grad for p in named]
+    return [*found[:first], *gradients, *(parameter.detach() for parameter in named)]
 
 
 def unlike_on_ranks(module: nn.Module, mesh: Any) -> None:
     """Give each rank but the first parameters of its own: the first rank's should count."""
     number = torch.stack([number_along(mesh, axis) for axis in range(mesh.ndim)]).sum()
+    made: dict[int, tuple[Any, nn.Parameter]] = {}  # with the old parameters, whose ids stay theirs
     for part in module.modules():
         for key, value in list(part.named_parameters(recurse=False)):
-            part.register_parameter(key, nn.Parameter(value.detach() + number.to(value.dtype)))
+            other = nn.Parameter(value.detach() + number.to(value.dtype), value.requires_grad)
+            part.register_parameter(key, made.setdefault(id(value), (value, other))[1])
 
 
 def fed(given: Any, placement: Placement | None) -> Any:

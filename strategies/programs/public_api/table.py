@@ -1,7 +1,7 @@
 """All public names of DTensor: which have programs, and which have none, with the reason.
 
 The names are those in `__all__` of `torch.distributed.tensor`, of its packages `experimental` and `parallel` and of
-`torch.distributed.device_mesh`, and the public methods of `DTensor`, so that a name of a later torch is one without programs until it is listed here.
+`torch.distributed.device_mesh`, the public methods of `DTensor`, and the classes of `torch.optim`, so that a name of a later torch is one without programs until it is listed here.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, experim
 from torch.nn import functional as F  # noqa: N812  # its usual name, which scripts have, too
 
 from strategies.model.rule import PUBLIC
-from strategies.programs.public_api import module_calls, tensor_calls
+from strategies.programs.public_api import module_calls, optimizer_calls, tensor_calls, varied_calls
 from strategies.programs.public_api.module_steps import MODULE_STEPS
 from strategies.programs.public_api.tensor_steps import TENSOR_STEPS, Generator, PublicStep
+from strategies.programs.public_api.varied_steps import VARIED_STEPS
 from strategies.programs.run.step_functions import whole
 
-STEPS: dict[str, Generator] = {**TENSOR_STEPS, **MODULE_STEPS}
-"""A generator of steps for each public name that has programs."""
+STEPS: dict[str, Generator] = {**TENSOR_STEPS, **MODULE_STEPS, **VARIED_STEPS}
+"""A generator of steps for each public name that has programs; what of a name it tries may follow it after a comma."""
+OF_TORCH = ("optim.", "utils.", "amp.")
+"""Names of torch's own functions and classes that take DTensors, too, begin so."""
 ONE_AXIS = frozenset(
-    name for name in MODULE_STEPS if name not in ("tensor.distribute_module", "parallel.loss_parallel")
+    name for name in STEPS if name.startswith("parallel.") and not name.startswith("parallel.loss_parallel")
 )
 """Names whose calls take a mesh of one axis."""
 WITHOUT_PROGRAMS = {
@@ -36,10 +39,15 @@ WITHOUT_PROGRAMS = {
     "DTensor.placements": "an attribute, which every program reads",
     "tensor.Placement": "the base class of Replicate, Shard and Partial, which have programs",
     "parallel.ParallelStyle": "the base class of the styles, which have programs",
+    "optim.Optimizer": "the base class of the optimizers, which have programs",
+    "optim.LBFGS": "its step takes a function, and flattens all parameters into one tensor",
+    "optim.Muon": "it rounds to bfloat16 in between: sums in another order are not equal",
+    "optim.SparseAdam": "it takes sparse gradients, which DTensor does not have",
     "experimental.context_parallel": "it changes how attention runs on buffers that it cuts itself: it has no program here",
 }
 """Public names without programs of their own, and the reason."""
 _PACKAGES = {"tensor": dtensor, "experimental": experimental, "parallel": parallel, "device_mesh": device_mesh}
+_PACKAGES_OF_TORCH = {"optim": torch.optim, "utils": nn.utils, "amp": torch.amp}
 MOST_AXES = 2
 """Steps have layouts for meshes of one axis up to so many."""
 
@@ -47,13 +55,16 @@ MOST_AXES = 2
 def public_names() -> list[str]:
     """Each public name of the installed torch, by its package: `tensor.zeros`, `parallel.ColwiseParallel`; or `DTensor.to_local`."""
     names = [f"{package}.{name}" for package, module in _PACKAGES.items() for name in module.__all__]
-    return [*names, *(f"DTensor.{name}" for name in vars(DTensor) if not name.startswith("_"))]
+    names += [f"DTensor.{name}" for name in vars(DTensor) if not name.startswith("_")]
+    optimizers = (name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type))
+    return [*names, *(f"optim.{name}" for name in optimizers)]
 
 
 def without_programs() -> dict[str, str]:
     """The public names of the installed torch that have no program, with the reason."""
     new = "it is public in this torch, and has no program yet"
-    return {name: WITHOUT_PROGRAMS.get(name, new) for name in public_names() if name not in STEPS}
+    known = set(map(base_name, STEPS))
+    return {name: WITHOUT_PROGRAMS.get(name, new) for name in public_names() if name not in known}
 
 
 @functools.cache
@@ -82,14 +93,31 @@ def public_step(then: str) -> tuple[str, PublicStep]:
     return found
 
 
+def base_name(name: str) -> str:
+    """The public name of a key of `STEPS`.
+
+    >>> base_name("parallel.ColwiseParallel, modules kept"), base_name("tensor.zeros")
+    ('parallel.ColwiseParallel', 'tensor.zeros')
+    """
+    return name.partition(",")[0]
+
+
+def step_name(then: str) -> str:
+    """The name of a program's `then` and what of it the program tries.  Raises ValueError as `public_step`."""
+    name, step = public_step(then)
+    return f"{name}, {step.aspect}" if step.aspect else name
+
+
 def public_object(then: str) -> Any:
     """The function or class that is public under the name of a program's `then`.  Raises ValueError as `public_step`."""
-    package, _, name = public_step(then)[0].partition(".")
-    return getattr({**_PACKAGES, "DTensor": DTensor}[package], name)
+    package, _, name = base_name(public_step(then)[0]).partition(".")
+    return getattr({**_PACKAGES, **_PACKAGES_OF_TORCH, "DTensor": DTensor}[package], name)
 
 
 IMPORTS = """\
 import contextlib
+import fnmatch
+import zlib
 
 from torch import nn
 from torch.distributed import tensor as dtensor
@@ -101,7 +129,7 @@ from torch.nn import functional as F
 """What the functions of steps need besides torch, DTensor, `distribute_tensor` and the placements."""
 FUNCTIONS: dict[str, Any] = {
     name: value
-    for module in (tensor_calls, module_calls)
+    for module in (tensor_calls, module_calls, varied_calls, optimizer_calls)
     for name, value in vars(module).items()
     if getattr(value, "__module__", "") == module.__name__
 } | {"whole": whole}
@@ -114,10 +142,12 @@ def scope() -> dict[str, Any]:
     return {
         **FUNCTIONS,
         **named,
+        "DTensor": DTensor,
         "DeviceMesh": device_mesh.DeviceMesh,
         "Partial": Partial,
         "Replicate": Replicate,
         "Shard": Shard,
+        "distribute_tensor": dtensor.distribute_tensor,
     }
 
 

@@ -22,8 +22,10 @@ from strategies.model.codec import placement_code, placements_code
 R, S0, S1, LAST, SUM = Replicate(), Shard(0), Shard(1), Shard(-1), Partial("sum")
 FLOATS, NUMBERS, MATRICES, ROWS, SEQUENCES = "floats", "numbers", "matrices", "rows", "sequences"
 EVEN_SEQUENCES, INDICES, LOGITS = "even sequences", "indices", "logits"
+IMAGES, FEW_CLASSES = "images", "few classes"
 """The kinds of tensors that a step takes: of floats; of any numbers; two dims that all ranks cut evenly; two dims; three
-dims; three that all ranks cut evenly; rows of a table; classes along dim 1."""
+dims; three that all ranks cut evenly; rows of a table; classes along dim 1; of images, too; fewer of
+them than most meshes have ranks."""
 
 
 def any_layout(x: Tensor, layout: Layout) -> bool:
@@ -36,7 +38,7 @@ class PublicStep:
     """`call` as a user writes it, and the expression `code` of the tensor `x` that makes it.
 
     `takes` is the kind of tensor, `layouts` are those that x must be able to have besides its own, and `fits` says whether x
-    may come in a layout.  Steps of all `group`s of a name are tried on each mesh.
+    may come in a layout.  Steps of all `group`s of a name are tried on each mesh; faults of unlike `aspect`s are not one.
     """
 
     call: str
@@ -45,6 +47,7 @@ class PublicStep:
     layouts: tuple[Layout, ...] = ()
     fits: Callable[[Tensor, Layout], bool] = any_layout
     group: str = ""
+    aspect: str = ""
 
 
 def layouts_on(axes: int, placements: Sequence[Placement]) -> list[Layout]:

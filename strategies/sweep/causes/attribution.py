@@ -36,7 +36,7 @@ from localtensor.errors import LocalTensorError
 from strategies.base.signals import quiet
 from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import PUBLIC, Program, overload
-from strategies.programs.public_api.table import public_object, public_step
+from strategies.programs.public_api.table import public_object, step_name
 from strategies.programs.run.follow_ups import GRADS, VIEW_STEPS, steps_of
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.real_run import case_tasks, mesh_task_of, program_tasks
@@ -230,7 +230,9 @@ class Attributor:
         then = self._program.then if self._program else ""
         if not then.startswith(PUBLIC):
             return None
-        return Attribution(PUBLIC_CALL, place_of(public_object(then)), detail=public_step(then)[0])
+        used = public_object(then)
+        where = place_of(vars(used).get("__init__", used) if isinstance(used, type) else used)
+        return Attribution(PUBLIC_CALL, where, detail=step_name(then))
 
     def _view(self, trace: Trace) -> Attribution | None:
         """The rule of a view of a redistributed copy, in a program that writes to a view or to its base."""

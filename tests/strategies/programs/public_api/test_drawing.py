@@ -9,7 +9,7 @@ from strategies.model.rule import PUBLIC
 from strategies.model.verdict import Verdict
 from strategies.programs.chained import validate_on_meshes, validate_with_follow_ups
 from strategies.programs.public_api import drawing
-from strategies.programs.public_api.table import ONE_AXIS, STEPS, WITHOUT_PROGRAMS, public_step, public_steps
+from strategies.programs.public_api.table import ONE_AXIS, STEPS, WITHOUT_PROGRAMS, base_name, public_step, public_steps
 from strategies.programs.run.follow_ups import follow_up
 from strategies.programs.run.real_run import ProgramRealRuns, run_simulated_programs
 from strategies.programs.run.verdict import Confirmation, is_claimed
@@ -80,7 +80,10 @@ RAISE_ON_CPU = {"tensor.rand", "tensor.randn"}
 """torch 2.13: they raise on a CPU mesh."""
 
 
-WRONG = {"DTensor.redistribute", "parallel.loss_parallel", "device_mesh.DeviceMesh"}
+WRONG = {
+    "DTensor.redistribute", "parallel.loss_parallel", "device_mesh.DeviceMesh", "optim.Adafactor", "optim.Rprop",
+    *(name for name in STEPS if base_name(name) != name and not name.startswith(("DTensor.redistribute, what", "utils."))),
+}  # fmt: skip
 """torch 2.13: they have findings on even shards, too."""
 
 

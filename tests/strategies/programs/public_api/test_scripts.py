@@ -33,10 +33,10 @@ RAISE_ON_CPU = {"tensor.rand", "tensor.randn"}  # torch 2.13
 def test_a_script_ends_as_the_simulated_run(ran, name):
     program = one_of_each(0)[name]
     (simulated,) = run_simulated_programs([program])
-    if simulated.refused:
-        pytest.skip("its script raises on every rank")
+    if simulated.refused or simulated.wrong.startswith("stops"):
+        pytest.skip("its script raises on every rank, or ranks wait for each other")
     text = program_script(program, "it is a test", "it.py")
-    assert {code for code, _ in ran(text)} == {int(bool(simulated.wrong))}
+    assert max(code for code, _ in ran(text)) == int(bool(simulated.wrong))  # a result may be wrong on one rank alone
     assert text.startswith(f'"""{program.public_call} on (2,): ')
     assert "strategies" not in text and "localtensor" not in text
 

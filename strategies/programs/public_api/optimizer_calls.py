@@ -1,0 +1,66 @@
+"""Functions that train DTensor parameters with torch's optimizers, and clip and unscale gradients, beside their plain twins.
+
+Each takes the tensor `x`, plain or distributed, and returns a list of tensors to be compared.  Scripts that reproduce a
+finding contain their source: they need torch alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
+
+from strategies.programs.public_api.tensor_calls import eighths, on_mesh
+
+
+def parameters_of(x: Any, first: Sequence[Placement], others: Sequence[Placement]) -> list[Any]:
+    """A parameter like x in the first layout, and some whose shapes a mesh cuts unevenly in the other."""
+    moved = (x.redistribute(placements=first) if isinstance(x, DTensor) else x).detach()
+    more = [on_mesh(eighths(shape, x), x, others) for shape in ((5, 4), (3,), (1, 2))]
+    return [nn.Parameter(v.clone()) for v in (moved, *more)]
+
+
+def given_gradients(parameters: Sequence[Any], factor: float) -> None:
+    """Give each parameter a gradient in its own layout: no zeros, and none in two steps alike."""
+    for number, p in enumerate(parameters):
+        values = (eighths(p.shape, p) + 1 / 16) * (factor - number / 2)
+        p.grad = on_mesh(values, p, p.placements if isinstance(p, DTensor) else ())
+
+
+def optimized(x: Any, first: Sequence[Placement], others: Sequence[Placement], make: Callable[[Any], Any]) -> list[Any]:
+    """Parameters of several layouts after two steps of an optimizer, each with other gradients."""
+    parameters = parameters_of(x, first, others)
+    optimizer = make(parameters)
+    for factor in (1.0, -0.75):
+        given_gradients(parameters, factor)
+        optimizer.step()
+    return [p.detach() for p in parameters]
+
+
+def clipped(x: Any, first: Sequence[Placement], others: Sequence[Placement], clip: Callable[[Any], Any]) -> list[Any]:
+    """The gradients of parameters of several layouts after they are clipped, and the norm that it gives."""
+    parameters = parameters_of(x, first, others)
+    given_gradients(parameters, 4.0)
+    norm = clip(parameters)
+    return [*([] if norm is None else [norm.detach()]), *(p.grad for p in parameters)]
+
+
+def unscaled(
+    x: Any, first: Sequence[Placement], others: Sequence[Placement], value: float, number: int, place: int
+) -> list[Any]:
+    """Parameters after a step by a GradScaler, and its scale: one element of one gradient has a value that may be no number."""
+    parameters = parameters_of(x, first, others)
+    scaler = torch.amp.GradScaler(x.device.type, init_scale=4.0, growth_interval=1)
+    scaler.scale(torch.ones((), device=x.device))
+    given_gradients(parameters, 1.0)
+    one = parameters[number]
+    marked = torch.ones(one.shape, dtype=one.dtype, device=one.device)
+    marked.view(-1)[place % marked.numel()] = value
+    one.grad = one.grad * on_mesh(marked, one, one.placements if isinstance(one, DTensor) else ())
+    scaler.step(torch.optim.SGD(parameters, lr=0.5))
+    scaler.update()
+    return [torch.tensor(scaler.get_scale()), *(p.detach() for p in parameters)]
