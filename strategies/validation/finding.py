@@ -87,7 +87,7 @@ def repeated(candidate: Candidate) -> Candidate | None:
 
 def refusal_key(candidate: Candidate) -> str:
     """The name under which equal refusals are one: of an op, its gradient or a step, by their error without its numbers."""
-    then = candidate.program.then if candidate.program is not None else ""
+    then = candidate.program.then if candidate.program else ""
     what = "gradient" if re.search("grad|sgd|adam", then) else f"then {then}" if then else "call"
     return f"{candidate.instance.rule.op}, {what}: {re.sub('[0-9]+', '#', candidate.instance.evidence.reason)}"
 
