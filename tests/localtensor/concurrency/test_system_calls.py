@@ -42,7 +42,7 @@ def pool():
 def idle_pools():
     """Pools that the program leaves to the end of its process."""
     executor, workers = ProcessPoolExecutor(1, mp_context=FORK), FORK.Pool(1)
-    LEFT.append(workers)  # which warns when it is collected
+    LEFT.extend((workers.close, executor.shutdown))  # which keep them; a pool warns when it is collected
     return executor.submit(add_rank, 1).result(), workers.map(add_rank, [2])
 
 
@@ -119,7 +119,7 @@ def test_it_ends_as_in_a_process(program, schedule):
     }.get(program, lambda rank: 0 if program is looking_for_the_end else None)
     assert lt.run(program, ranks=2, timeout=60, schedule=schedule).values == (want(0), want(1))
     while LEFT:
-        LEFT.pop().close()
+        LEFT.pop()()
 
 
 def test_what_ranks_replace_is_as_before():
