@@ -93,6 +93,16 @@ def asleep_beside_a_pool():
         return result.get()
 
 
+def event_of_a_thread():
+    """An event of multiprocessing that a thread of the rank sets."""
+    event = FORK.Event()
+    thread = threading.Thread(target=event.set)
+    thread.start()
+    seen = event.wait(), event.wait(0)
+    thread.join()
+    return seen
+
+
 def looking_for_the_end():
     """A loop that only looks whether a child has ended, which a thread of the rank keeps."""
     stop = FORK.Event()
@@ -105,7 +115,7 @@ def looking_for_the_end():
     return child.exitcode
 
 
-PROGRAMS = [pool, idle_pools, queues, wide_messages, asleep_beside_a_pool, looking_for_the_end]
+PROGRAMS = [pool, idle_pools, queues, wide_messages, asleep_beside_a_pool, event_of_a_thread, looking_for_the_end]
 
 
 @pytest.mark.parametrize("schedule", ["round_robin", "shuffled:1"])
@@ -116,6 +126,7 @@ def test_it_ends_as_in_a_process(program, schedule):
         idle_pools: lambda rank: (rank + 1, [rank + 2]),
         queues: lambda rank: ([rank, rank + 1, rank + 2], 0),
         wide_messages: lambda rank: [200_000, 200_000],
+        event_of_a_thread: lambda rank: (True, True),
     }.get(program, lambda rank: 0 if program is looking_for_the_end else None)
     assert lt.run(program, ranks=2, timeout=60, schedule=schedule).values == (want(0), want(1))
     while LEFT:
