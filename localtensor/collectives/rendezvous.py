@@ -176,6 +176,19 @@ class Ticket:
             self.result = None
 
 
+def _differ_in_dims_of_one(one: Contribution, other: Contribution) -> bool:
+    """Whether tensors that differ in shape have one element each: `[]` and `[1]` are the same numbers in the same order."""
+    pairs = zip(one.tensors, other.tensors, strict=True)
+    return all(a == b or prod(a) == prod(b) == 1 for (_, a), (_, b) in pairs)
+
+
+def _without_dims_of_one(reads: Any) -> Any:
+    """Tensors, or lists of them, in which each tensor of one element has the shape `[1]`."""
+    if isinstance(reads, torch.Tensor):
+        return reads.reshape(1) if reads.numel() == 1 else reads
+    return [_without_dims_of_one(each) for each in reads]
+
+
 @dataclass(slots=True, eq=False)
 class Rendezvous:
     """One collective of one group: the parts that have arrived and the tickets, by rank."""
@@ -186,6 +199,7 @@ class Rendezvous:
     tickets: dict[int, Ticket] = field(default_factory=dict)
     clocks: dict[int, dict[int, int]] = field(default_factory=dict)  # by rank: what has happened before its part
     broken: type[errors.CollectiveMismatch] | None = None
+    reshaped: bool = False  # tensors of one element have different dims, which no backend sends
 
     def missing(self) -> tuple[int, ...]:
         return tuple(rank for rank in self.group.ranks if rank not in self.parts)
@@ -197,7 +211,9 @@ class Rendezvous:
         if self.parts and self.broken is None:
             first = next(iter(self.parts.values()))
             if first.key != part.key:
-                self.broken = next(kind for (_, kind), a, b in zip(MATCHED_FIELDS, first.key, part.key) if a != b)
+                differ = [kind for (_, kind), a, b in zip(MATCHED_FIELDS, first.key, part.key) if a != b]
+                self.reshaped = differ == [errors.ShapeMismatch] and _differ_in_dims_of_one(first, part)
+                self.broken = None if self.reshaped else differ[0]
         self.parts[part.rank] = part
         ticket = self.tickets[part.rank] = Ticket(part, self.missing)
         return ticket
@@ -252,6 +268,9 @@ class Group:
         del self.open[rendezvous.number]
         parts = [rendezvous.parts[rank] for rank in self.ranks]
         tickets = [rendezvous.tickets[rank] for rank in self.ranks]
+        if rendezvous.reshaped:
+            for part in parts:
+                part.inputs = _without_dims_of_one(part.inputs)
         for ticket, result in zip(tickets, compute(parts), strict=True):
             ticket.result = result
             ticket.done = True

@@ -204,6 +204,7 @@ def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | N
     import torch.distributed as dist  # lazy: invalid options are refused without torch
 
     from localtensor.threads.run import run_in_threads
+    from localtensor.threads.state.special_slots import launcher_environment
 
     codes: dict[int, int] = {}  # by rank, in the order in which they ended
     argv = [script.file if options.module else options.name, *options.arguments]
@@ -211,8 +212,7 @@ def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | N
 
     def body(rank: int) -> None:
         dist.destroy_process_group()  # a script makes its own, as under torchrun
-        if faults is not None:
-            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(start)
+        os.environ.update(launcher_environment(start))
         sys.argv = list(argv)
         with ExitStack() as stack:
             if streams is not None:

@@ -176,13 +176,9 @@ def _ranks(
     command: Sequence[str], ranks: int, shared: dict[str, str], port: int, lost: list[OSError], *, prefix: bool
 ) -> Iterator[tuple[list[subprocess.Popen[str]], int]]:
     """The ranks' processes, and a pipe that tells which failed; afterwards none is left, and all output is written."""
-    from localtensor.threads.state.special_slots import torchrun_environment
+    from localtensor.threads.state.special_slots import launcher_environment, torchrun_environment
 
-    settings = {  # torchrun's variables for the store, and what suits output through a pipe
-        "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "none", "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-    }  # fmt: skip
+    settings = {**launcher_environment(), "MASTER_PORT": str(port), "PYTHONUNBUFFERED": "1"}  # for output by a pipe
     way_out = subprocess.PIPE if ranks > 1 else None  # to keep the ranks' lines whole
     pipe, ours = os.pipe()  # closes when this process ends
     failures, told = os.pipe()

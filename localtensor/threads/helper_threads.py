@@ -9,55 +9,32 @@ A time limit, or a sleep, ends when no thread of the run can go on without it, a
 """
 
 import functools
-import os
+import multiprocessing.util
 import queue
-import select
-import selectors
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import thread as pool_threads
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 import torch
 
-from localtensor._util.ambient import running, set_guard, set_rules, simulation_of_this_rank
+from localtensor._util.ambient import running, set_guard, set_rules
 from localtensor._util.call_sites import origin, place_of_error
 from localtensor._util.patching import replaced, wrapped
 from localtensor.collectives.rendezvous import Contribution, Group, Ticket
+from localtensor.concurrency.system_calls import POLL_SLICE, here, of_rank, waits_of_ranks, with_helpers
 from localtensor.threads import rank_world
 from localtensor.threads.diagnosis import RankEnd
+from localtensor.threads.isolation.modules import here as isolated
 from localtensor.threads.run_token import Abort
 from localtensor.threads.simulation import Simulation
 from localtensor.threads.symmetric.watch import helper_watched
 
-POLL_SLICE = 0.01  # seconds of a system call, after which other threads of the run have their turn
-_allocate_lock, _sleep, _select = threading.Lock, time.sleep, select.select
-
-
-class _Here(threading.local):
-    """What the calling thread does."""
-
-    starting = False  # a thread: it waits for the new one, which has no turn yet
-
-
-_here = _Here()
-
-
-def _of_rank() -> Simulation | None:
-    """The simulation if the calling thread is one of its threads, and may wait for another."""
-    simulation = None if _here.starting else simulation_of_this_rank()
-    return simulation if simulation is not None and not simulation.forked else None
-
-
-def _with_helpers() -> Simulation | None:
-    """The same, if the run has helper threads."""
-    simulation = _of_rank()
-    return simulation if simulation is not None and simulation.run_token.has_helpers() else None
+_allocate_lock, _sleep = threading.Lock, time.sleep
 
 
 class _Chosen(type):
@@ -68,17 +45,18 @@ class _Chosen(type):
     kinds: tuple[type, ...]
 
     def __call__(cls, *args: object, **kwargs: object) -> Any:
-        return (cls.original if _of_rank() is None else cls.ours)(*args, **kwargs)
+        return (cls.original if of_rank() is None else cls.ours)(*args, **kwargs)
 
     def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, cls.kinds)
 
 
-def _chosen(original: Any, ours: Any) -> Any:
+def _chosen(owner: ModuleType, name: str, ours: Any) -> Any:
+    """What takes the place of `owner.name`.  It pickles by that name: a child process finds the original there."""
+    original = getattr(owner, name)
     kinds = tuple({type(make()) for make in (original, ours)})
-    return _Chosen(
-        original.__name__, (), {"original": staticmethod(original), "ours": staticmethod(ours), "kinds": kinds}
-    )
+    chosen = {"original": staticmethod(original), "ours": staticmethod(ours), "kinds": kinds}
+    return _Chosen(name, (), {**chosen, "__module__": owner.__name__})
 
 
 class RankLock:
@@ -95,14 +73,14 @@ class RankLock:
             return self._lock.acquire(blocking, timeout)  # refuses some arguments
         if self._lock.acquire(False):
             return True
-        simulation = _of_rank()
+        simulation = of_rank()
         if simulation is None:
             return self._lock.acquire(blocking, timeout)
         until = None if timeout < 0 else time.monotonic() + timeout
         while not self._lock.acquire(False):
             ticket = _ticket(simulation, "Lock.acquire", lambda: not self._lock.locked())
             self._waiting.append(ticket)
-            simulation.block(ticket, None if timeout < 0 else timeout)
+            _block(simulation, ticket, None if timeout < 0 else timeout)
             if not ticket.done and until is not None:
                 self._waiting.remove(ticket)
                 return self._lock.acquire(True, max(0.0, until - time.monotonic()))
@@ -110,7 +88,7 @@ class RankLock:
 
     def release(self) -> None:
         self._lock.release()
-        if self._waiting and _of_rank() is not None:
+        if self._waiting and of_rank() is not None:
             waiting, self._waiting = self._waiting, []
             for ticket in waiting:
                 running().wake(ticket)  # type: ignore[union-attr]  # each tries again
@@ -142,11 +120,25 @@ def _ticket(simulation: Simulation, call: str, ready: Callable[[], bool]) -> Tic
     return Ticket(part, lambda: (rank,), ready=ready)
 
 
+def _block(simulation: Simulation, ticket: Ticket, seconds: float | None) -> None:
+    """Wait for the ticket, or for the end of a time limit: no other thread can run, or one waits outside for so long."""
+    sleepers = simulation.helpers.sleepers
+    if seconds is not None:
+        sleepers[ticket] = time.monotonic() + seconds
+    try:
+        simulation.block(ticket, seconds)
+    finally:
+        sleepers.pop(ticket, None)
+
+
 class HelperThreads:
     """The helper threads of one simulation."""
 
     def __init__(self, simulation: Simulation, worlds: list[rank_world.RankWorld]) -> None:
         self.errors: dict[int, RankEnd] = {}  # by rank: the first error of one of its helper threads
+        self._at_exit: dict[int, list[Callable[[], object]]] = {}  # by rank
+        self._finalizers: dict[int, list[Any]] = {}
+        self.sleepers: dict[Ticket, float] = {}  # what waits with a time limit, until when
         self._simulation, self._worlds = simulation, worlds
         self._over: dict[threading.Thread, RankLock] = {}  # locked until the thread has ended
         self._numbers: dict[threading.Thread, int] = {}
@@ -158,7 +150,7 @@ class HelperThreads:
 
     def start(self, original: Callable[..., None], thread: threading.Thread) -> None:
         """`Thread.start`: the thread belongs to the rank that starts it."""
-        simulation = _of_rank()
+        simulation = of_rank()
         if simulation is None or thread in self._numbers:
             return original(thread)
         rank, token = simulation.enter(), simulation.run_token
@@ -167,14 +159,14 @@ class HelperThreads:
         over.acquire()
         thread.run = functools.partial(self._run, thread, rank, thread.run)  # type: ignore[method-assign]
         daemon, thread._daemonic = thread.daemon, True  # type: ignore[attr-defined]  # an abandoned one must not keep Python alive
-        _here.starting = True
+        here.starting = True
         try:
             return original(thread)
         except BaseException:  # why: the thread has no turn to wait for
             token.withdraw(number)
             raise
         finally:
-            _here.starting = False
+            here.starting = False
             thread._daemonic = daemon  # type: ignore[attr-defined]
 
     def _run(self, thread: threading.Thread, rank: int, run: Callable[[], None]) -> None:
@@ -217,7 +209,7 @@ class HelperThreads:
 
     def join(self, original: Callable[..., None], thread: threading.Thread, timeout: float | None = None) -> None:
         """`Thread.join`."""
-        over = self._over.get(thread) if _of_rank() is not None else None
+        over = self._over.get(thread) if of_rank() is not None else None
         if over is not None and thread is not threading.current_thread():
             if not over.acquire(True, -1 if timeout is None else max(timeout, 0)):
                 return
@@ -227,19 +219,39 @@ class HelperThreads:
 
     def is_alive(self, original: Callable[..., bool], thread: threading.Thread) -> bool:
         """`Thread.is_alive`, perhaps in a loop."""
-        alive, simulation = original(thread), _of_rank()
+        alive, simulation = original(thread), of_rank()
         if alive and simulation is not None and thread in self._over:
             simulation.run_token.step_aside(simulation.run_token.here())
         return alive
 
+    def register_atexit(self, original: Callable[..., None], function: Any, *args: Any, **kwargs: Any) -> None:
+        """`threading._register_atexit`: what a rank's own module, such as loky's, does before it waits for its threads."""
+        if of_rank() is None or isolated.world is None:
+            return original(function, *args, **kwargs)
+        self._at_exit.setdefault(isolated.world.rank, []).append(functools.partial(function, *args, **kwargs))
+        return None
+
+    def finalize(self, original: Callable[..., None], made: Any, obj: Any, *args: Any, **kwargs: Any) -> None:
+        """`multiprocessing.util.Finalize`: what ends a pool that its rank leaves, while the threads of the pool are there."""
+        original(made, obj, *args, **kwargs)
+        simulation = of_rank()
+        if simulation is not None and (made._key[0] or 0) > 0:
+            self._finalizers.setdefault(simulation.enter(), []).append(made)
+
     def sleep(self, original: Callable[[float], None], seconds: float) -> None:
         """`time.sleep`: where the rank has helper threads, or is one, the others run meanwhile."""
-        simulation = _with_helpers()
+        simulation = with_helpers()
         if simulation is None or not seconds >= 0:
             return original(seconds)
         until = time.monotonic() + seconds
-        simulation.block(_ticket(simulation, "time.sleep", lambda: False), seconds)
+        _block(simulation, _ticket(simulation, "time.sleep", lambda: False), seconds)
         return original(max(0.0, until - time.monotonic()))
+
+    def end_sleeps(self) -> None:
+        """Wake the threads whose time limits have passed while another waits outside of the run, where time does not jump."""
+        now = time.monotonic()
+        for ticket in [ticket for ticket, until in self.sleepers.items() if until <= now]:
+            self._simulation._wake(ticket)
 
     def released_outside(self, tickets: Iterable[Ticket], wake: Callable[[Ticket], None]) -> bool:
         """Wake the threads whose lock a thread of no rank has released; waits for that while there is such a thread."""
@@ -260,11 +272,17 @@ class HelperThreads:
     def finish(self, rank: int) -> None:
         """Wait for the rank's helper threads, as a process does at its end: idle pools and daemon threads are ended."""
         token = self._simulation.run_token
-        for thread in list(pool_threads._threads_queues):
+        process_pools = vars(sys.modules.get("concurrent.futures.process", threading)).get("_threads_wakeups", ())
+        for thread in [*pool_threads._threads_queues, *process_pools]:
             if self._numbers.get(thread) in token.helpers(rank):
-                executor = thread._args[0]()
+                executor = (thread._args[0] if thread in pool_threads._threads_queues else thread.executor_reference)()
                 if executor is not None:
                     executor.shutdown(wait=False)
+        for at_exit in reversed(self._at_exit.pop(rank, [])):
+            at_exit()
+        left = [finalizer for finalizer in self._finalizers.pop(rank, []) if finalizer.still_active()]
+        for finalizer in sorted(left, key=lambda made: made._key, reverse=True):
+            finalizer()  # in the order of a process that exits
         for thread, number in list(self._numbers.items()):
             if token.rank_of[number] == rank and not thread.daemon:
                 thread.join()
@@ -279,57 +297,6 @@ class HelperThreads:
             token.step_aside(token.here())
 
 
-def _wait_for_child(original: Callable[..., Any], pid: int, options: int) -> Any:
-    """`os.waitpid`: in a run with helper threads others run until the child has ended."""
-    simulation = _with_helpers()
-    if simulation is None or options != 0:
-        return original(pid, options)
-    while (found := original(pid, os.WNOHANG)) == (0, 0):
-        time.sleep(POLL_SLICE)
-    return found
-
-
-def _polled(select_for: Callable[[float | None], Any], timeout: float | None) -> Any:
-    """A call that selects, until something is ready or `timeout` seconds have passed.
-
-    In a run with helper threads it is repeated in slices, between which others run.
-    """
-    simulation = _with_helpers()
-    if simulation is None or (timeout is not None and timeout <= 0):
-        return select_for(timeout)
-    until = None if timeout is None else time.monotonic() + timeout
-    token = simulation.run_token
-    while True:
-        left = POLL_SLICE if until is None else max(0.0, until - time.monotonic())
-        found = select_for(0.0 if token.others_can_run() else min(left, POLL_SLICE))
-        if any(found) or left == 0.0:
-            return found
-        token.step_aside(token.here())
-
-
-def _select_calls(original: Callable[..., Any], *args: Any) -> Any:
-    return _polled(functools.partial(original, *args[:3]), args[3] if len(args) > 3 else None)
-
-
-def _selector_calls(original: Callable[..., Any], selector: Any, timeout: float | None = None) -> Any:
-    return _polled(functools.partial(original, selector), timeout)
-
-
-def _when_readable(original: Callable[..., Any], sock: socket.socket, *args: Any, **kwargs: Any) -> Any:
-    if _with_helpers() is not None and sock.gettimeout() != 0:
-        ready = _select_calls(_select, [sock], [], [], sock.gettimeout())
-        if not ready[0]:
-            raise TimeoutError("timed out")
-    return original(sock, *args, **kwargs)
-
-
-def _kinds_of_selector() -> set[type]:
-    """The classes of the standard library that define `select`."""
-    kinds = [kind for kind in vars(selectors).values() if isinstance(kind, type)]
-    bases = {base for kind in kinds if issubclass(kind, selectors.BaseSelector) for base in kind.__mro__}
-    return {base for base in bases if "select" in vars(base) and base is not selectors.BaseSelector}
-
-
 @contextmanager
 def helper_threads(simulation: Simulation, worlds: list[rank_world.RankWorld]) -> Iterator[HelperThreads]:
     """Inside the block, threads that ranks start are threads of the simulation."""
@@ -341,17 +308,11 @@ def helper_threads(simulation: Simulation, worlds: list[rank_world.RankWorld]) -
             (threading, "RLock", threading._PyRLock),  # type: ignore[attr-defined]
             (queue, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
         ):
-            stack.enter_context(replaced(owner, name, _chosen(getattr(owner, name), ours)))
-        calls: list[tuple[Any, str, Callable[..., Any]]] = [
-            (threading.Thread, "start", helpers.start),
-            (threading.Thread, "join", helpers.join),
-            (threading.Thread, "is_alive", helpers.is_alive),
-            (time, "sleep", helpers.sleep),
-            (os, "waitpid", _wait_for_child),
-            (select, "select", _select_calls),
-            *((kind, "select", _selector_calls) for kind in _kinds_of_selector()),
-            *((socket.socket, name, _when_readable) for name in ("accept", "recv", "recv_into")),
-        ]
-        for owner, name, around in calls:
-            stack.enter_context(wrapped(owner, name, around))
+            stack.enter_context(replaced(owner, name, _chosen(owner, name, ours)))
+        for name in ("start", "join", "is_alive"):
+            stack.enter_context(wrapped(threading.Thread, name, getattr(helpers, name)))
+        stack.enter_context(wrapped(threading, "_register_atexit", helpers.register_atexit))
+        stack.enter_context(wrapped(multiprocessing.util.Finalize, "__init__", helpers.finalize))
+        stack.enter_context(wrapped(time, "sleep", helpers.sleep))
+        stack.enter_context(waits_of_ranks())
         yield helpers

@@ -160,7 +160,7 @@ def tcp_store(
     store.host, store.port = host_name, port
     if timeout is not None and timeout.total_seconds() not in UNSET:
         store.set_timeout(timeout)
-    if is_master:
+    if is_master or _is_of_agent(host_name, port):
         store.set(MASTER, b"1")
     else:
         store.wait([MASTER])
@@ -169,6 +169,12 @@ def tcp_store(
     if is_master and wait_for_workers and world_size is not None and world_size > 1:
         store.wait([f"{WORKERS}all"])
     return store
+
+
+def _is_of_agent(host_name: str, port: int) -> bool:
+    """Whether torchrun's agent, which launches the ranks of a script, serves this address: all ranks are clients there."""
+    address = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and address == (host_name, str(port))
 
 
 def _called_by_torch(frame: FrameType) -> bool:

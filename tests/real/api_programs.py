@@ -56,6 +56,19 @@ def all_reduce_of_nothing_and_of_a_scalar() -> Any:
     return nothing, scalar
 
 
+def one_element_in_other_dims() -> Any:
+    shape, given = [(), (1,), (1, 1)][here()], []
+    for call in (dist.all_reduce, lambda x: dist.broadcast(x, 1), lambda x: dist.reduce(x, 0)):
+        x = mine(*shape)
+        call(x)
+        given.append(x)
+    gathered = like(x)
+    dist.all_gather(gathered, mine(*shape))
+    root = [torch.tensor(float(rank)) for rank in range(3)] if here() == 0 else None
+    dist.scatter(x, root, 0)
+    return given if here() == 0 else given[:2], gathered, x  # of a reduction, only the root has a defined result
+
+
 def all_reduce_across_memory() -> Any:
     x = mine(3, 4).t()
     dist.all_reduce(x)
@@ -506,7 +519,7 @@ def groups_initialised_again() -> Any:
 
 
 WITH_THREE = [
-    all_reduces, all_reduces_of_every_dtype, all_reduce_of_nothing_and_of_a_scalar, all_reduce_across_memory,
+    all_reduces, all_reduces_of_every_dtype, all_reduce_of_nothing_and_of_a_scalar, one_element_in_other_dims, all_reduce_across_memory,
     all_reduce_later, all_reduce_by_future, all_reduce_coalesced, all_reduce_of_requires_grad, reduces, broadcasts,
     all_gathers, all_gather_into_tensors, gathers, scatters, reduce_scatters, reduce_scatter_tensors, all_to_alls,
     all_to_all_singles, uneven_all_to_all_singles, barriers, one_then_another_in_flight, sends_and_receives,

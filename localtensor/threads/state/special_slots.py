@@ -27,6 +27,15 @@ def torchrun_environment(rank: int, ranks: int) -> dict[str, str]:
     return mine | all_of_us | {"GROUP_WORLD_SIZE": "1"} | _TORCHRUN_VARIABLES
 
 
+def launcher_environment(start: int = 0) -> dict[str, str]:
+    """What torchrun's agent sets beside, by which programs see that it launched them; `start` counts restarts."""
+    return {
+        "ROLE_NAME": "default", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": str(start), "TORCHELASTIC_MAX_RESTARTS": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }  # fmt: skip
+
+
 class RankEnvironment(dict[Any, Any]):
     """The dict inside a rank's os.environ.  `changed` are the keys that any rank of the run has set."""
 

@@ -32,6 +32,7 @@ MISMATCHES = {  # the error, and what ranks 0 and 1 do; then what rank 2 does
     "dtype": (DtypeMismatch, lambda: dist.all_reduce(ones(2)), lambda: dist.all_reduce(ones(2).double())),
     "shape": (ShapeMismatch, lambda: dist.all_reduce(ones(2)), lambda: dist.all_reduce(ones(3))),
     "dims": (ShapeMismatch, lambda: dist.all_reduce(ones(4)), lambda: dist.all_reduce(ones(2, 2))),
+    "one element": (ShapeMismatch, lambda: dist.all_reduce(ones(1)), lambda: dist.all_reduce(ones(2))),
     "how many": (LengthMismatch,
         lambda: world().allreduce_coalesced([ones(1), ones(1), ones(1)]).wait(),
         lambda: world().allreduce_coalesced([ones(1), ones(1)]).wait()),
@@ -73,6 +74,19 @@ def test_a_mismatch_is_found_though_some_ranks_never_come(schedule):
         ("f32[2]",),
         ("f32[3]",),
     ]
+
+
+@pytest.mark.ranks(3, schedules=4)
+def test_tensors_of_one_element_match_in_any_dims(rank):
+    """No backend sends dims, and deepspeed's pipeline adds a loss of shape [] to one of shape [1]."""
+    shape = [(), (1,), (1, 1)][rank]
+    x, y = torch.full(shape, 2.0**rank), torch.full(shape, 2.0**rank)
+    dist.all_reduce(x)
+    gathered = [torch.zeros(shape) for _ in range(3)]
+    dist.all_gather(gathered, y)
+    dist.broadcast(y, 1)
+    assert (x.shape, x.item(), y.shape, y.item()) == (shape, 7, shape, 2)
+    assert [(one.shape, one.item()) for one in gathered] == [(shape, 1), (shape, 2), (shape, 4)]
 
 
 @pytest.mark.ranks(3, schedules=4, leftovers="raise")

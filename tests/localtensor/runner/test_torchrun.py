@@ -66,6 +66,27 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("on", MOSTLY_THREADS)
+def test_a_program_sees_that_torchrun_launched_it(on, script, capfd, monkeypatch):
+    """Libraries choose by these variables how they find the ranks; lightning takes WORLD_SIZE away without them."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    text = (
+        HEAD
+        + """
+store, rank, size = next(dist.rendezvous("env://"))
+store.set(f"from {rank}", "x" * rank)
+names = ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS", "USE_AGENT_STORE")
+agent = [os.environ["TORCHELASTIC_" + name] for name in names]
+there = store.get(f"from {size - 1 - rank}")
+print(dist.is_torchelastic_launched(), agent, os.environ["ROLE_NAME"], os.environ["OMP_NUM_THREADS"], there)
+"""
+    )
+    code, out, err = outcome(script(text, on=on), capfd)
+    seen = "True ['none', '0', '0', 'True'] default 1"
+    assert (code, out, err) == (0, [f"[rank 0] {seen} b'x'", f"[rank 1] {seen} b''"], "")
+    assert "TORCHELASTIC_RUN_ID" not in os.environ
+
+
+@pytest.mark.parametrize("on", MOSTLY_THREADS)
 def test_lines_go_out_whole_with_their_rank(on, script, capfd):
     text = (
         INIT

@@ -39,7 +39,7 @@ class Model(lightning.LightningModule):
 
 def main():
     lightning.seed_everything(5, verbose=False)
-    data = TensorDataset(torch.randn(52, 8), torch.randint(0, 3, (52,)))
+    data = TensorDataset(torch.randn(60, 8), torch.randint(0, 3, (60,)))
     size = int(os.environ["WORLD_SIZE"])
     with tempfile.TemporaryDirectory() as folder:
         trainer = lightning.Trainer(
