@@ -79,10 +79,9 @@ def repeated(candidate: Candidate) -> Candidate | None:
         parse_prior_call(instance.sample.op, then)
     except (ValueError, SyntaxError):
         return None
-    if not all(is_standard(p) for layout in inputs for p in layout):
-        return None
     one = program or Program(instance.sample, (instance.ranks,), inputs)
-    return refused_program(replace(one, then=then), "the second time")
+    drawn = all(is_standard(p) for layout in inputs for p in layout)
+    return refused_program(replace(one, then=then), "the second time") if drawn else None
 
 
 def refusal_key(candidate: Candidate) -> str:
