@@ -112,6 +112,11 @@ def try_other_values(sample: Sample, mesh: tuple[int, ...], seed: int) -> Found:
     return list(zip(tried, run_simulated_programs(tried), strict=True))
 
 
+def _most_cut(samples: Sequence[Sample], mesh: tuple[int, ...]) -> Sample:
+    """The first sample of those whose first tensor can be sharded along most dims."""
+    return max(samples, key=lambda one: sum(size >= mesh[-1] for size in one.tensors[0].shape) if one.tensors else 0)
+
+
 _Line = tuple[tuple[Placement, ...], tuple[Placement | None, ...]]
 
 
@@ -312,7 +317,9 @@ def _pairs(
     most, chains = _budgets(task, number)
     lines = claimed[mesh[-1]]
     tried = follow_up_programs(sample, lines, mesh, before=task.samples, most=most, seed=task.seed)
-    if sample.op == redistributions.COPY and number == 0:  # views are of no op in particular: they are tried once
+    if sample.op == redistributions.COPY and sample is _most_cut(
+        task.samples, mesh
+    ):  # views are of no op in particular
         tried += view_programs(sample, mesh, task.seed)
     chained = chain_programs(sample, [line[0] for line in _lines(sample, lines)], mesh, seed=task.seed, most=chains)
     # An op with a handler is tried so by itself; that DTensor redistributes first depends on no dtype.

@@ -78,6 +78,8 @@ FORMULA = "the plain tensor is made by a derivative formula of autograd, which i
 BEFORE_RULES = "the call is refused before DTensor looks for a rule"
 RULE, REDISTRIBUTION, DISPATCHER, UNKNOWN = "rule", "redistribution", "dispatcher", "unknown"
 PUBLIC_CALL = "public call"
+OWN_OPS = "public_calls."
+"""The namespace of ops that programs of public calls register: what is wrong of one is wrong of the public call."""
 KINDS = (RULE, DECOMPOSITION, HANDLER, REDISTRIBUTION, DISPATCHER, PUBLIC_CALL, UNKNOWN)
 Replacement = Callable[[], AbstractContextManager[Any]]
 
@@ -222,7 +224,9 @@ class Attributor:
         found = (
             found or self._view(trace) or self._redistribution(trace) or self._op(trace.steps) or self._by_probe(trace)
         )
-        found = found or (self._before_rules(trace, reason) if refused else None) or self._public_call()
+        found = found or (self._before_rules(trace, reason) if refused else None)
+        if found is None or found.op.startswith(OWN_OPS):
+            found = self._public_call()
         return replace(found or Attribution(UNKNOWN, why=NO_PART), reason=reason)
 
     def _public_call(self) -> Attribution | None:
