@@ -20,16 +20,23 @@ def test_every_public_name_of_this_torch_has_steps_or_a_reason_for_having_none()
     names += [f"DTensor.{name}" for name in vars(DTensor) if not name.startswith("_")]
     names += [f"optim.{name}" for name, value in vars(torch.optim).items() if isinstance(value, type)]
     stepped = {table.base_name(name) for name in table.STEPS}
-    assert sorted(names) == sorted([*(stepped - {"amp.GradScaler"} - CLIPS), *table.WITHOUT_PROGRAMS])
+    listed = {*(stepped - {"amp.GradScaler"} - CLIPS), *table.WITHOUT_PROGRAMS}
+    new = set(names) - listed  # of a torch later than the one that the steps are of
+    assert set(names) >= listed and (not new or not is_of_the_steps())
     assert all(callable(table.public_object(PUBLIC + table.public_steps(name, 1)[0].call)) for name in table.STEPS)
     assert all(table.public_steps(name, 1) for name in table.STEPS)
-    assert table.without_programs() == table.WITHOUT_PROGRAMS
+    assert table.without_programs().keys() - new == table.WITHOUT_PROGRAMS.keys()
+
+
+def is_of_the_steps():
+    return torch.__version__.split(".")[:2] == ["2", "13"]
 
 
 def test_a_name_of_a_later_torch_is_listed_without_programs(monkeypatch):
+    known = set(table.without_programs())
     monkeypatch.setattr(dtensor, "__all__", [*dtensor.__all__, "distribute_everything"])
     monkeypatch.setattr(DTensor, "to_nowhere", lambda self: self, raising=False)
-    new = set(table.without_programs()) - set(table.WITHOUT_PROGRAMS)
+    new = set(table.without_programs()) - known
     assert new == {"tensor.distribute_everything", "DTensor.to_nowhere"}
     assert "no program yet" in table.without_programs()["DTensor.to_nowhere"]
 
