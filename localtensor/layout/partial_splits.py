@@ -5,7 +5,7 @@ to rounding for sums, averages and products of floats.  They are adversarial, si
 rank lets wrong rules pass.  Addends cancel, change sign, and are non-zero where the total is zero; in `sparse` splits
 half of them are zero where the total is not.  Minima and maxima have another owner for each element and random
 distances, with ties in `sparse` splits.  Where the total is infinite, one part is, and the others are numbers, unless
-that makes another total.  Where a sum, an average or a product is NaN, one part is, or several; where a minimum or a
+that makes another total.  Where a sum, an average or a product is NaN, one part is, in `sparse` splits several; where a minimum or a
 maximum is, all parts are, since it depends on the backend what they make of a number and a NaN.
 """
 
@@ -166,15 +166,15 @@ def _addends(x: Tensor, kind: str, ranks: int, random: RandomNumbers, sparse: bo
         noise = (cuts * x).floor().diff(dim=0, prepend=torch.zeros_like(x, dtype=cuts.dtype)[None]).to(x.dtype)
     # Where the total is infinite, one rank holds that; inf - inf would make it NaN.
     last = x - (noise.sum(0, dtype=x.dtype) if ranks != 2 else noise[0])
-    return torch.cat([noise if finite else _with_nans_of(x, noise, random), last[None]])
+    return torch.cat([noise if finite else _with_nans_of(x, noise, random, sparse), last[None]])
 
 
-def _with_nans_of(x: Tensor, others: Tensor, random: RandomNumbers) -> Tensor:
-    """The parts of the other ranks, with NaN in about half of those of an element that is NaN.
+def _with_nans_of(x: Tensor, others: Tensor, random: RandomNumbers, sparse: bool) -> Tensor:
+    """The parts of the other ranks; if `sparse`, with NaN in about half of those of an element that is NaN.
 
     One NaN is enough for a sum, an average or a product, and several make it, too: what counts NaN must not rely on one.
     """
-    return torch.where(x.isnan() & random.coin(tuple(others.shape), x.device, 0.5), x, others)
+    return torch.where(x.isnan() & random.coin(tuple(others.shape), x.device, 0.5), x, others) if sparse else others
 
 
 def _factors(x: Tensor, kind: str, ranks: int, random: RandomNumbers, sparse: bool, far: int) -> Tensor:
@@ -189,7 +189,7 @@ def _factors(x: Tensor, kind: str, ranks: int, random: RandomNumbers, sparse: bo
             others = others * torch.where(random.coin(shape, x.device, 0.5), 1j, 1.0)
         others, last = others.to(x.dtype), (x / others.prod(0)).to(x.dtype)
     if is_inexact(x) and bool(x.isnan().any()):
-        others = _with_nans_of(x, others, random)
+        others = _with_nans_of(x, others, random, sparse)
     return torch.cat([others, last[None]])
 
 

@@ -286,7 +286,7 @@ def _chosen_meshes(task: OverloadTask, sample: Sample, meshes: Sequence[int]) ->
 def steps_left(tried: AbstractSet[str]) -> list[str]:
     """The follow-up steps that were not tried, of those for the placements that were met.
 
-    >>> steps_left({"slice"}), len(steps_left({"select"})) == len(_OF_SHARDS) - 1
+    >>> steps_left({"slice"}), len(steps_left({"column"})) == len(_OF_SHARDS) - 1
     ([], True)
     """
     every = Counter(name for family in _FAMILIES for name in family)

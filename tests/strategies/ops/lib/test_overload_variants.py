@@ -67,7 +67,8 @@ def test_what_is_replicated_cannot_be_written_to_in_place_with_parts():
 
 
 def test_parts_are_not_cast_by_what_they_are_written_to():
-    narrow = sample("add.out", BYTES, BYTES, out=torch.zeros(4, dtype=torch.int64))
+    many = BYTES.repeat(8)
+    narrow = sample("add.out", many, many, out=torch.zeros(32, dtype=torch.int64))
     assert_tempting(LINEAR, narrow, "P(sum), P(sum), P(sum) -> P(sum)", "the parts make")
     assert_lines(LINEAR, narrow, "S(0), S(0), S(0) -> S(0)")
     assert any("P(sum)" in str(line) for line in lines_of(LINEAR, sample("add.out", BYTES, BYTES, out=BYTES.clone())))
