@@ -72,6 +72,7 @@ class TaskLost:
 
 
 TaskAnswer = TaskDone | TaskFailed | TaskLost
+Tick = Callable[[int], None]
 Again = Callable[[int, TaskLost], Any]
 """The task to run in place of the lost one of this number; None if there is none."""
 
@@ -209,13 +210,7 @@ class WorkerPool:
             gc.unfreeze()  # else cycles outlive the interpreter, and triton lists its part of them
 
     def run(
-        self,
-        work: Work,
-        tasks: Sequence[Any],
-        *,
-        limit: float,
-        tick: Callable[[int], None] | None = None,
-        again: Again | None = None,
+        self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Tick | None = None, again: Again | None = None
     ) -> Iterator[TaskAnswer]:
         """The answer to every task, in order.
 
@@ -278,7 +273,7 @@ class WorkerPool:
 
 
 def run_tasks(
-    work: Work, tasks: Sequence[Any], *, workers: int, limit: float, tick: Callable[[int], None] | None = None
+    work: Work, tasks: Sequence[Any], *, workers: int, limit: float, tick: Tick | None = None
 ) -> Iterator[TaskAnswer]:
     """As `WorkerPool.run`, with a pool for this call only."""
     with WorkerPool(workers) as pool:
@@ -385,11 +380,5 @@ class Workers(Protocol):
     ) -> None: ...
 
     def run(
-        self,
-        work: Work,
-        tasks: Sequence[Any],
-        *,
-        limit: float,
-        tick: Callable[[int], None] | None = None,
-        again: Again | None = None,
+        self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Tick | None = None, again: Again | None = None
     ) -> Iterator[TaskAnswer]: ...

@@ -89,20 +89,26 @@ def follow_up_programs(
 def view_programs(sample: Sample, mesh: tuple[int, ...], seed: int) -> list[Program]:
     """Every write to a view, and every view of what is written, of the first tensor sharded along each of its dims."""
     rest = (Replicate(),) * (len(mesh) - 1)
-    dims = [dim for dim, size in enumerate(sample.tensors[0].shape) if size >= mesh[-1]]
-    return [Program(sample, mesh, ((*rest, Shard(dim)),), then, seed) for dim in dims for then in VIEW_STEPS]
+    return [
+        Program(sample, mesh, ((*rest, Shard(dim)),), then, seed)
+        for dim in _cut_dims(sample, mesh)
+        for then in VIEW_STEPS
+    ]
+
+
+def _cut_dims(sample: Sample, mesh: tuple[int, ...]) -> list[int]:
+    """The dims of the first tensor with rows for each rank of the last axis."""
+    shape = sample.tensors[0].shape if sample.tensors else ()
+    return [dim for dim, size in enumerate(shape) if size >= mesh[-1]]
 
 
 def try_other_values(sample: Sample, mesh: tuple[int, ...], seed: int) -> Found:
-    """The op alone with each kind of other values that is finite, its first tensor sharded along each of its dims.
+    """The op alone with each kind of other values that is finite, one tensor sharded, the first along each of its dims.
 
     For ops that DTensor runs by code of its own: of no line of theirs are other values tried, since only DTensor's own dispatch
     can show what comes of it.  Where the sample's own values show a fault, which is known then, others are not tried.
     """
-    rest = (Replicate(),) * (len(mesh) - 1)
-    whole = ((*rest, Replicate()),) * (len(sample.tensors) - 1)
-    dims = [dim for dim, size in enumerate(sample.tensors[0].shape) if size >= mesh[-1]]
-    own = [Program(sample, mesh, ((*rest, Shard(dim)), *whole), "", seed) for dim in dims]
+    own = list(mesh_validation.one_sharded(sample, mesh, seed))
     right = [program for program, found in zip(own, run_simulated_programs(own), strict=True) if not found.wrong]
     made = [(kind.make(sample, values_generator(kind.name, seed)), kind) for kind in VALUES if not kind.wild]
     others = [
@@ -114,7 +120,7 @@ def try_other_values(sample: Sample, mesh: tuple[int, ...], seed: int) -> Found:
 
 def _most_cut(samples: Sequence[Sample], mesh: tuple[int, ...]) -> Sample:
     """The first sample of those whose first tensor can be sharded along most dims."""
-    return max(samples, key=lambda one: sum(size >= mesh[-1] for size in one.tensors[0].shape) if one.tensors else 0)
+    return max(samples, key=lambda one: len(_cut_dims(one, mesh)))
 
 
 _Line = tuple[tuple[Placement, ...], tuple[Placement | None, ...]]

@@ -179,13 +179,13 @@ def try_redistributed(
         return []
     taken = {tuple(p or Replicate() for p in claim.rule.inputs) for claim in claimed[mesh[-1]]}
     drawn = draw_programs(sample, claimed, mesh, seed=seed, budget=2 * REDISTRIBUTED)
-    programs = [*_one_sharded(sample, mesh, seed), *sorted(drawn, key=has_partial)]
+    programs = [*one_sharded(sample, mesh, seed), *sorted(drawn, key=has_partial)]
     others = [program for program in programs if tuple(layout[-1] for layout in program.inputs) not in taken]
     programs = list({program.inputs: program for program in others}.values())[:REDISTRIBUTED]
     return list(zip(programs, run_simulated_programs(programs), strict=True))
 
 
-def _one_sharded(sample: Sample, mesh: tuple[int, ...], seed: int) -> Iterator[Program]:
+def one_sharded(sample: Sample, mesh: tuple[int, ...], seed: int) -> Iterator[Program]:
     """The placements that programs have most often: one tensor sharded, the others whole; the first one along every dim."""
     rest = (Replicate(),) * (len(mesh) - 1)
     whole = [(*rest, Replicate())] * len(sample.tensors)

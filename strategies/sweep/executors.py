@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from localtensor._util import pickling
 from localtensor.processes import sigint_blocked
 from strategies.base.signals import interruptible
-from strategies.base.worker_pool import Again, TaskAnswer, TaskLost, Work, run_in_subprocess
+from strategies.base.worker_pool import Again, TaskAnswer, TaskLost, Tick, Work, run_in_subprocess
 from strategies.model.settings import BadSetting
 from strategies.torch_api.user_modules import exception_message, import_user_module
 
@@ -56,13 +56,7 @@ class ExecutorPool:
             executor.shutdown(wait=wait, cancel_futures=True)
 
     def run(
-        self,
-        work: Work,
-        tasks: Sequence[Any],
-        *,
-        limit: float,
-        tick: Callable[[int], None] | None = None,
-        again: Again | None = None,
+        self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Tick | None = None, again: Again | None = None
     ) -> Iterator[TaskAnswer]:
         """The answer to every task, in order.  `work` is a function that can be imported by name on every worker.
 

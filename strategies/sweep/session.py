@@ -98,14 +98,14 @@ def validate_tasks(
     deaths: dict[int, list[tuple[OverloadTask, TaskLost]]] = defaultdict(list)
     latest = list(tasks)
     retries: Counter[int] = Counter()
-    begun: set[int] = set()  # those that died once before their first step
+    unbegun: set[int] = set()  # those whose worker died once before their first step
 
     def again(at: int, lost: TaskLost) -> OverloadTask | None:
-        if retries[at] == RETRIES or (lost.noted < 0 and at in begun):
+        if retries[at] == RETRIES or (lost.noted < 0 and at in unbegun):
             return None
         retries[at] += 1
         if lost.noted < 0:
-            begun.add(at)
+            unbegun.add(at)
         else:
             task = latest[at]
             deaths[at].append((task, lost))

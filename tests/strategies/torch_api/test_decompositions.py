@@ -14,6 +14,7 @@ from strategies.model.oracle import run_oracle
 from strategies.model.rule import overload
 from strategies.torch_api import decompositions, dtensor
 from strategies.torch_api.code_places import tracer_place
+from strategies.torch_api.decompositions import without_dynamo
 from tests.strategies.cases import numbers, sample
 
 X = numbers(4, 6)
@@ -149,3 +150,13 @@ def test_fake_modes_note_no_stack_meanwhile():
     with decompositions.without_stacks():
         assert "test_fake_modes" in made and FakeTensorMode().stack == ""
     assert "test_fake_modes" in FakeTensorMode().stack
+
+
+def test_for_many_calls_dynamo_is_imported_before_there_are_workers(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    asked = []
+    monkeypatch.setattr(decompositions.importlib, "import_module", asked.append)
+    with without_dynamo():
+        assert asked == []
+    with without_dynamo(many=True):
+        assert asked == ["torch._dynamo"]

@@ -295,6 +295,21 @@ class TestTraces:
         self.results((2,))
         assert traced  # afterwards torch traces again
 
+    def test_the_metadata_of_the_ops_in_a_trace_are_found_once_for_all_placements(self, monkeypatch):
+        asked, original = [], PROPAGATOR._propagate_tensor_meta_non_cached
+
+        def find(schema):
+            asked.append(propagation_key(schema, placed=False))
+            return original(schema)
+
+        monkeypatch.setattr(PROPAGATOR, "_propagate_tensor_meta_non_cached", find)
+        plain = self.results((2,))
+        before = len(asked)
+        asked.clear()
+        with cached_traces():
+            assert self.results((2,)) == plain
+        assert 0 < len(asked) == len(set(asked)) < before
+
     def test_a_rule_that_is_registered_meanwhile_is_asked(self, traced, monkeypatch):
         with cached_traces():
             self.results((2,))

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies.model.rule import Call, Leaf, Program, Rule, Sample
+from strategies.model.rule import PUBLIC, Call, Leaf, Program, Rule, Sample
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs.public_api.drawing import draw_public_programs
+from strategies.programs.public_api.table import public_steps
 from strategies.sweep.causes.attribution import (
     BASE_REPLICATED,
     BEFORE_RULES,
@@ -243,6 +244,19 @@ def test_what_no_replacement_cures_in_a_program_of_a_public_call_is_that_functio
     assert (found.kind, found.place.name, found.detail) == (PUBLIC_CALL, "rand", "tensor.rand")
     assert cause_key(found, str(given)) == (PUBLIC_CALL, "tensor.rand", REFUSED)
     assert Attributor(program_work(given), judged=False).cause().kind == UNKNOWN
+
+
+def test_a_fault_of_an_op_that_a_public_call_registers_is_that_of_the_call():
+    drawn = [step for step in public_steps("experimental.register_sharding, arguments", 1) if "bool" in step.call]
+    given = program(
+        Call("aten.clone.default", (Leaf(0),)), torch.arange(1.0, 5.0).view(2, 2), inputs=((Shard(0),),),
+        then=PUBLIC + drawn[0].call,
+    )  # fmt: skip
+    found = caused_by(given)
+    if found is None:
+        pytest.skip("this torch looks at all arguments")
+    assert (found.kind, found.op) == (PUBLIC_CALL, "")
+    assert found.detail == "experimental.register_sharding, arguments"
 
 
 @pytest.mark.parametrize(
