@@ -108,6 +108,11 @@ def step_name(then: str) -> str:
     return f"{name}, {step.aspect}" if step.aspect else name
 
 
+def is_further_use(then: str) -> bool:
+    """Whether a program's `then` is a use of a public call that has a name of its own: more than that call with its arguments."""
+    return then.startswith(PUBLIC) and "," in step_name(then)
+
+
 def public_object(then: str) -> Any:
     """The function or class that is public under the name of a program's `then`.  Raises ValueError as `public_step`."""
     package, _, name = base_name(public_step(then)[0]).partition(".")

@@ -6,7 +6,7 @@ The severity orders causes.  What is silently wrong comes before what raises; wi
 |-----------------|------------------------------------------------------------------------------------------|
 | everyday        | a public call on float tensors, even shards, arguments at their defaults                  |
 | uneven shards   | a sharded dim is no multiple of the ranks                                                 |
-| arguments       | an optional argument is given and is not its default                                      |
+| arguments       | an optional argument is given and is not its default; a further use of a public call      |
 | not finite      | NaN or infinity among the values                                                          |
 | other dtypes    | a tensor of integers, booleans, complex numbers or float8, other than positions in another |
 | private op      | no public function makes this call                                                        |
@@ -37,6 +37,7 @@ from strategies.base import shrink as base_shrink
 from strategies.model.arguments import counts_dims, is_index, named_arguments, scalar_arguments
 from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Call, Program, leaf_numbers, out_leaves, overload, placements_text
+from strategies.programs.public_api.table import is_further_use
 from strategies.programs.shrink.search import fitting_out
 from strategies.programs.shrink.sizes import fewer_axes, fewer_dims, fewer_operands, fewer_ranks, resized, unevenness
 from strategies.programs.shrink.values import (
@@ -109,7 +110,7 @@ def reach(program: Program) -> Reach:
     uneven = unevenness(program)
     applies = {
         Reach.UNEVEN: uneven > 0,
-        Reach.ARGUMENTS: any(_special_arguments(sample.call)),
+        Reach.ARGUMENTS: any(_special_arguments(sample.call)) or is_further_use(program.then),
         Reach.NOT_FINITE: not all(map(all_finite, sample.tensors)) or _scalars_not_finite(sample.call),
         Reach.OTHER_DTYPES: not all(d.is_floating_point and not is_float8(d) for d in dtypes)
         or "int64" in program.then,

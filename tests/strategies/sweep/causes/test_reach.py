@@ -1,12 +1,14 @@
 """Which users a fault meets, and how the call is spelled that they write."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Shard
 
-from strategies.model.rule import Call, Leaf, Sample
+from strategies.model.rule import PUBLIC, Call, Leaf, Sample
+from strategies.programs.public_api.table import public_steps
 from strategies.sweep.causes.reach import Reach, Severity, forward_programs, most_ordinary, reach, severity
 from strategies.sweep.causes.spelling import is_private, spelled
 from tests.strategies.sweep.causes.programs import CUMPROD, program
@@ -37,6 +39,16 @@ def test_the_order_of_severity():
     assert sorted([*loud, *reversed(silent)]) == [*silent, *loud]
     partial = program(CASES[3][1].sample.call, X, inputs=((Partial(),),))
     assert severity(CUMPROD, raises=False) < severity(partial, raises=False) < Severity(False, Reach.UNEVEN)
+
+
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [("tensor.distribute_tensor", Reach.EVERYDAY), ("tensor.distribute_tensor, strides", Reach.ARGUMENTS)],
+)
+def test_a_further_use_of_a_public_call_comes_after_the_call(name, level):
+    call = Call("aten.clone.default", (Leaf(0),))
+    given = replace(program(call, X, inputs=ROWS), then=PUBLIC + public_steps(name, 1)[0].call)
+    assert reach(given) is level
 
 
 @pytest.mark.parametrize(
