@@ -38,6 +38,10 @@ CLEAN, WRONG, USAGE, NOTHING = 0, 1, 2, 3
 of ours."""
 
 
+UNDEFINED = " is not defined"
+"""The end of the reason for a partial placement of a dtype that has no such reduction."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """The evidence that a claim is wrong: the gathered result `got` and the expected result `want`.
@@ -50,6 +54,11 @@ class Evidence:
     draw: int = 0
     got: str = ""
     want: str = ""
+
+    @property
+    def undefined(self) -> bool:
+        """Whether the result has a placement that its dtype cannot have: DTensor refuses to gather it, so it is not silent."""
+        return self.reason.endswith(UNDEFINED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import is_inexact, is_standard
-from strategies.inputs.variants.adversarial import VALUES, values_generator
 from strategies.model.call_signature import prior_calls
 from strategies.model.oracle import OracleResult
 from strategies.model.rule import PUBLIC, Claim, Program, Sample, dtype_class, overload
@@ -79,7 +78,8 @@ def follow_up_programs(
     """
     lines = _lines(sample, claims)
     turn = zlib.crc32(f"{seed} {sample.op} {sample.arguments()}".encode())
-    columns = [list(dict.fromkeys(_named(sample, line, turn + i, before))) for i, line in enumerate(lines)]
+    short = most < MAX_PROGRAMS
+    columns = [list(dict.fromkeys(_named(sample, line, turn + i, before, short))) for i, line in enumerate(lines)]
     rows = itertools.zip_longest(*columns)
     chosen = [(line[0], then) for row in rows for line, then in zip(lines, row, strict=True) if then][:most]
     rest = (Replicate(),) * (len(mesh) - 1)
@@ -100,22 +100,6 @@ def _cut_dims(sample: Sample, mesh: tuple[int, ...]) -> list[int]:
     """The dims of the first tensor with rows for each rank of the last axis."""
     shape = sample.tensors[0].shape if sample.tensors else ()
     return [dim for dim, size in enumerate(shape) if size >= mesh[-1]]
-
-
-def try_other_values(sample: Sample, mesh: tuple[int, ...], seed: int) -> Found:
-    """The op alone with each kind of other values that is finite, one tensor sharded, the first along each of its dims.
-
-    For ops that DTensor runs by code of its own: of no line of theirs are other values tried, since only DTensor's own dispatch
-    can show what comes of it.  Where the sample's own values show a fault, which is known then, others are not tried.
-    """
-    own = list(mesh_validation.one_sharded(sample, mesh, seed))
-    right = [program for program, found in zip(own, run_simulated_programs(own), strict=True) if not found.wrong]
-    made = [(kind.make(sample, values_generator(kind.name, seed)), kind) for kind in VALUES if not kind.wild]
-    others = [
-        replace(sample, tensors=tensors, origin=f"{sample.origin}, {kind.name}") for tensors, kind in made if tensors
-    ]
-    tried = [replace(program, sample=other) for other in others for program in right]
-    return list(zip(tried, run_simulated_programs(tried), strict=True))
 
 
 def _most_cut(samples: Sequence[Sample], mesh: tuple[int, ...]) -> Sample:
@@ -139,8 +123,11 @@ def _lines(sample: Sample, claims: Sequence[Claim]) -> list[_Line]:
     return sorted(found.values(), key=lambda line: all(isinstance(p, Replicate) for p in line[0]))
 
 
-def _named(sample: Sample, line: _Line, turn: int, before: Sequence[Sample]) -> Iterator[str]:
-    """The names of follow-up steps for one line, the most informative first."""
+def _named(sample: Sample, line: _Line, turn: int, before: Sequence[Sample], short: bool) -> Iterator[str]:
+    """The names of follow-up steps for one line, the most informative first; of a `short` choice gradients are.
+
+    What follows a result depends on its placement, which has been met on the first samples; a gradient depends on the arguments.
+    """
     outputs = [p for p in line[1] if p is not None]
     writes = overload(sample.op)._schema.is_mutable
     own = _turned(_OF_PARTIAL, turn) if any(isinstance(p, Partial) for p in outputs) else ()
@@ -149,16 +136,17 @@ def _named(sample: Sample, line: _Line, turn: int, before: Sequence[Sample]) -> 
         yield "base"
     if not all(map(is_standard, outputs)):
         yield from (*_OF_ITS_OWN[:3], *_turned(_OF_ITS_OWN[3:], turn)[:3])
-    yield from own[:1]
+    differentiable = any(map(is_inexact, sample.tensors))
+    yield from own[: not (short and differentiable)]
     some = (f"grad of {turn // 2 % len(line[1])}",) if len(line[1]) > 1 else ()
-    if any(map(is_inexact, sample.tensors)):  # autograd has no gradients for the results that a loss does not use
+    if differentiable:  # autograd has no gradients for the results that a loss does not use
         yield from _turned((*some, PLAIN_GRADS[turn // 2 % 2 if some else turn % 2]), turn)
         yield from _input_alone(sample, turn)
         yield _turned(tuple(name for name in GRADS if name not in PLAIN_GRADS), turn)[0]
     yield from itertools.islice(prior_calls(sample, before), 1)
     if len(line[1]) > 1:
         yield f"only {turn % len(line[1])}"
-    yield from own[1:3]
+    yield from own[:3]
 
 
 def _input_alone(sample: Sample, turn: int) -> Iterator[str]:
@@ -246,7 +234,7 @@ def _each(task: OverloadTask, note: Note, play: Play) -> list[TaskResult]:
     for number, sample in enumerate(task.samples):
         meshes = bench.meshes(number)
         if play is _meshes:
-            meshes, left = _chosen_meshes(task, sample, meshes)
+            meshes, left = _chosen_meshes(task, number, meshes)
             bench.leave_out(sample, f"meshes {NO_TURN}", ["x".join(map(str, task.meshes[i])) for i in left])
         for i in meshes:
             note(task.step(number, i))
@@ -276,17 +264,19 @@ def _each(task: OverloadTask, note: Note, play: Play) -> list[TaskResult]:
     return bench.all()
 
 
-def _chosen_meshes(task: OverloadTask, sample: Sample, meshes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The meshes on which a sample is tried, and those on which it is not.
+def _chosen_meshes(task: OverloadTask, number: int, meshes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The meshes on which a sample is tried, and those on which it is not: the samples of a class of dtypes take turns.
 
-    Where the overload takes floats, which are tried on all meshes, integers are tried on the one with the longest axis: most
-    shards are uneven there.  Integers on the other meshes alone gave 13 of 796 findings in a sweep of torch 2.13.
+    Where the overload takes floats, integers are tried on the mesh with the longest axis alone: most shards are uneven there.
+    Integers on the other meshes alone gave 13 of 796 findings in a sweep of torch 2.13.
     """
-    if dtype_class(sample) != "integer" or not any(dtype_class(one) == "real" for one in task.samples):
-        return list(meshes), []
+    classes = [dtype_class(one) for one in task.samples]
+    turn, of = classes[:number].count(classes[number]), classes.count(classes[number])
     every = range(len(task.meshes))  # not the `meshes` alone, which are what a resumed run has left
     best = max(every, key=lambda i: (max(task.meshes[i]), -len(task.meshes[i])))
-    return [i for i in meshes if i == best], [i for i in every if i != best]
+    alone = classes[number] == "integer" and "real" in classes
+    chosen = [best] if alone else [i for i in every if i % min(of, len(every)) == turn % len(every)]
+    return [i for i in meshes if i in chosen], [i for i in every if i not in chosen]
 
 
 def steps_left(tried: AbstractSet[str]) -> list[str]:
@@ -331,8 +321,8 @@ def _pairs(
     # An op with a handler is tried so by itself; that DTensor redistributes first depends on no dtype.
     moves = most == MAX_PROGRAMS and dtype_class(sample) == "real" and not special_dispatch_reason(overload(task.op))
     moved = mesh_validation.try_redistributed(sample, truth, mesh, claimed, seed=task.seed) if moves else []
-    if most == MAX_PROGRAMS and special_dispatch_reason(overload(task.op)):
-        moved = try_other_values(sample, mesh, task.seed)
+    if most > COSTLY_PROGRAMS and special_dispatch_reason(overload(task.op)):
+        moved = mesh_validation.try_other_values(sample, mesh, task.seed)
     found += wrong_programs(tried) + wrong_chains(chained) + mesh_validation.smallest_wrong_programs(moved)
     return [*public, *(program.then for program in (*tried, *chained, *(one for one, _ in moved)))], found
 

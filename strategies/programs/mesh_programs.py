@@ -12,7 +12,7 @@ The layouts of a call's tensors are drawn, some of them in special forms, which 
 | partial   | one tensor partial on several axes, of one kind or of "sum" and "avg"; or tensors of unlike kinds  |
 
 A redistribution without an op is a copy with the target layout as the follow-up step: `to (S(0), R)`.  Targets have no
-Partial, which torch's `redistribute` refuses.
+Partial, which torch's `redistribute` refuses.  In either layout a strided shard may stand alone.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from localtensor.layout import (
     COMMUTING_KINDS,
     PARTIAL_KINDS,
     Layout,
+    StridedShard,
     has_one_meaning,
     is_arithmetic,
     is_standard,
@@ -237,13 +238,15 @@ def _move(mesh: tuple[int, ...], pick: Picker) -> RedistributionDraw | None:
 
 def _layout(x: Tensor, mesh: Sequence[int], pick: Picker, *, partial: bool) -> Layout:
     every = placement_options(x) if partial else (Replicate(), *map(Shard, range(x.ndim)))
-    form = pick(("any", "any", "nested", "reordered"))
+    form = pick(("any", "any", "nested", "reordered", "strided"))
     axes = range(len(mesh))
     if form == "any":
         return tuple(pick(every) for _ in axes)
     dim, beside = pick(range(x.ndim)), pick(every)
     order = pick([order for count in (2, len(mesh)) for order in itertools.permutations(axes, count)])
     cut = placements_in_order(dim, sorted(order) if form == "nested" else order, mesh)
+    if form == "strided":  # alone, as it stays where the other axis was gathered
+        cut = {axis: p for axis, p in cut.items() if isinstance(p, StridedShard)}
     return tuple(cut.get(axis, beside if beside != Shard(dim) else Replicate()) for axis in axes)
 
 

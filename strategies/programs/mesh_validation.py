@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
 from localtensor.errors import BadPlacement, error_in_one_line
-from localtensor.layout import Layout, has_one_meaning
-from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle
+from localtensor.layout import Layout, has_one_meaning, is_inexact
+from strategies.inputs.variants.adversarial import VALUES, two_maxima, values_generator
+from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle, run_stable_oracle
 from strategies.model.rule import LEAVES, Call, Claim, Program, Sample, dtype_class, overload, read_layout
 from strategies.model.verdict import ALONE, Verdict
 from strategies.programs.mesh_programs import copy_sample, draw_programs, smallest_wrong_program
@@ -41,6 +42,8 @@ MESHES: tuple[tuple[int, ...], ...] = ((2, 2), (2, 3), (2, 2, 2))
 REDISTRIBUTED, FURTHER_SHARDED, HANDLED_SAMPLES = 8, 2, 3
 """Programs of a sample with placements that no rule takes, at most, and those with a shard of another tensor than the first;
 samples of a class of dtypes of an op with a handler."""
+TIES = 8
+"""How often two equal maxima are drawn for an op with a handler: one draw may have both on ranks where they do not matter."""
 Claimed = dict[int, list[Claim]]
 """The claims along one axis, by its size."""
 SECONDS = 0.2
@@ -194,6 +197,34 @@ def one_sharded(sample: Sample, mesh: tuple[int, ...], seed: int) -> Iterator[Pr
     turn = zlib.crc32(f"{seed} {sample.op} {sample.arguments()}".encode()) % max(len(further), 1)
     for i, dim in [*first, *(further[turn:] + further[:turn])[:FURTHER_SHARDED]]:
         yield Program(sample, mesh, (*whole[:i], (*rest, Shard(dim)), *whole[i + 1 :]), seed=seed)
+
+
+def try_other_values(sample: Sample, mesh: tuple[int, ...], seed: int) -> Found:
+    """The op alone with each kind of other values that is finite, one tensor sharded, the first along each of its dims.
+
+    For ops that DTensor runs by code of its own: of no line of theirs are other values tried, since only DTensor's own dispatch
+    can show what comes of it.  Where the sample's own values show a fault, which is known then, others are not tried.
+    """
+    own = list(one_sharded(sample, mesh, seed))
+    right = [program for program, found in zip(own, run_simulated_programs(own), strict=True) if not found.wrong]
+    made = [(kind.make(sample, values_generator(kind.name, seed)), kind.name) for kind in VALUES if not kind.wild]
+    others = [replace(sample, tensors=tensors, origin=f"{sample.origin}, {name}") for tensors, name in made if tensors]
+    others += _with_ties(sample, seed)
+    tried = [replace(program, sample=other) for other in others for program in right]
+    return list(zip(tried, run_simulated_programs(tried), strict=True))
+
+
+def _with_ties(sample: Sample, seed: int) -> list[Sample]:
+    """The call on integers of which two are equal and the largest; none where the op takes no integers.
+
+    The oracle perturbs floats, and so breaks their ties.
+    """
+    if not all(x.numel() > 1 and is_inexact(x) and not x.is_complex() for x in sample.tensors):
+        return []
+    rng = values_generator("two maxima", seed)
+    made = [tuple(two_maxima(x, rng) for x in sample.tensors) for _ in range(TIES)]
+    others = [replace(sample, tensors=tensors, origin=f"{sample.origin}, two maxima") for tensors in made]
+    return others if others and run_stable_oracle(others[0], seed=seed) is not None else []
 
 
 def validate_handlers(task: OverloadTask, results: list[TaskResult], note: Note) -> None:

@@ -28,8 +28,7 @@ from strategies.base.progress import Progress
 from strategies.base.worker_pool import TIMED_OUT, TaskDone, TaskFailed, TaskLost, Workers
 from strategies.inputs import gathering
 from strategies.inputs.gathering import SamplesByOp, gather_samples, matching_overloads
-from strategies.inputs.variants.sizes import other_flags
-from strategies.model.call_signature import diverse_subset
+from strategies.inputs.variants.all_variants import followed_samples, mesh_samples
 from strategies.model.oracle import kernels_on
 from strategies.model.rule import Sample, dtype_class
 from strategies.model.settings import DEFAULT_DTYPES, Settings
@@ -58,7 +57,7 @@ KEPT_CASES = 3
 """Cases of one suspected rule that are run on real processes, over all units."""
 SHRINK_SECONDS = 60.0
 """Time limit in seconds for shrinking one finding; after it the finding stays as it is."""
-FOLLOWED_SAMPLES = {PAIRS: {"real": 6, "integer": 1, "complex": 1}, MESHES: {"real": 1, "integer": 1}}
+FOLLOWED_SAMPLES = {PAIRS: {"real": 6, "integer": 1, "complex": 1}, MESHES: {"real": 3, "integer": 1}}
 """Samples of one overload and class of dtypes that are tried with what follows them, and on several axes."""
 _VALIDATORS = {ALONE: validate_overload, PAIRS: validate_with_follow_ups, MESHES: validate_on_meshes}
 
@@ -317,7 +316,7 @@ class _Validation:
             kinds.setdefault(kind, []).append(mesh)
         return [
             OverloadTask(
-                op, _samples_for(kind, found), tuple(meshes), settings.seed, kind,
+                op, _samples_for(kind, found, settings.seed), tuple(meshes), settings.seed, kind,
                 settings.search and kind == ALONE, home=self.home, why=why, until=settings.until,
                 further=settings.dtypes == DEFAULT_DTYPES, source=settings.source, device=settings.device,
             )
@@ -380,14 +379,15 @@ class _Validation:
         self.journal.add({**finding.outcome_line(settled), "run": self.run})
 
 
-def _samples_for(kind: str, found: Sequence[Sample]) -> tuple[Sample, ...]:
-    """The samples for a kind of test: all of them for the op alone; on several axes the first ones of each class of dtypes; with what
-    follows them diverse ones, some with a flag toggled, since what a gradient shows depends on the arguments."""
+def _samples_for(kind: str, found: Sequence[Sample], seed: int) -> tuple[Sample, ...]:
+    """The samples for a kind of test: all of them for the op alone, a choice of each class of dtypes for the others."""
     if kind == ALONE:
         return tuple(found)
-    chosen: list[Sample] = []
-    for dtypes, most in FOLLOWED_SAMPLES[kind].items():
-        alike = [one for one in found if one.tensors and dtype_class(one) == dtypes]
-        flagged = diverse_subset([other for one in alike[:2] for other in other_flags(one)], most // 3)
-        chosen += [*diverse_subset(alike, most - len(flagged)), *flagged] if kind == PAIRS else alike[:most]
-    return tuple(chosen)
+    choose = followed_samples if kind == PAIRS else mesh_samples
+    classes = {
+        dtypes: [one for one in found if one.tensors and dtype_class(one) == dtypes]
+        for dtypes in FOLLOWED_SAMPLES[kind]
+    }
+    return tuple(
+        one for dtypes, alike in classes.items() for one in choose(alike, FOLLOWED_SAMPLES[kind][dtypes], seed)
+    )

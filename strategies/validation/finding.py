@@ -47,11 +47,11 @@ class Candidate:
     program: Program | None = None
 
     @property
-    def weight(self) -> tuple[bool, bool, int, int]:
-        """The order of preference: ordinary values first, then tensors that are not empty, few ranks, few elements."""
-        sample = self.instance.sample
+    def weight(self) -> tuple[bool, bool, bool, int, int]:
+        """The order of preference: results that are wrong in silence, ordinary values, no empty tensors, few ranks, few elements."""
+        sample, evidence = self.instance.sample, self.instance.evidence
         empty = any(not t.numel() for t in sample.tensors)
-        return bool(self.instance.evidence.variant), empty, self.instance.ranks, sample.size
+        return evidence.undefined, bool(evidence.variant), empty, self.instance.ranks, sample.size
 
     @property
     def name(self) -> str:

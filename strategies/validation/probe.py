@@ -33,7 +33,7 @@ from localtensor.layout import (
 from strategies.inputs.variants.all_variants import values_named
 from strategies.model import oracle
 from strategies.model.rule import SEARCHED_KINDS, Call, Claim, LocalRun, Rule, Sample, written_leaves
-from strategies.model.verdict import Evidence, Instance, Verdict
+from strategies.model.verdict import UNDEFINED, Evidence, Instance, Verdict
 from strategies.validation.difference import (
     ElementDifference,
     ResultDifference,
@@ -265,7 +265,7 @@ class Probe:
         want = self.truth.outputs[i]
         kind = placement.reduce_op if isinstance(placement, Partial) else ""
         if kind and not is_reducible(kind, want.dtype):
-            return ResultDifference(f"{kind} of {want.dtype} is not defined", i)
+            return ResultDifference(f"{kind} of {want.dtype}{UNDEFINED}", i)
         found = shape_difference(held, want, sizes or self._shapes(i, placement), i)
         if found:
             return found

@@ -282,6 +282,11 @@ def equal_maxima(x: Tensor, rng: torch.Generator) -> Tensor:
     return torch.randint(-1, 2, x.shape, generator=rng).to(x)
 
 
+def two_maxima(x: Tensor, rng: torch.Generator) -> Tensor:
+    """Different integers but for the two largest, which are equal, in a random order."""
+    return torch.randperm(x.numel(), generator=rng).clamp(max=x.numel() - 2).view(x.shape).to(x.device)
+
+
 def uniform_random(x: Tensor, rng: torch.Generator) -> Tensor:
     return (torch.rand(x.shape, generator=rng, dtype=torch.float64) * 4 - 2).to(x)
 

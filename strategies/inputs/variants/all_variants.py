@@ -9,11 +9,13 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from strategies.inputs.variants.adversarial import VALUES, Values, values_generator
-from strategies.inputs.variants.dims_and_layout import DIMENSIONS, INDEXED, LAYOUTS, InputForm
-from strategies.inputs.variants.sizes import SCALARS, SIZES
+from strategies.inputs.variants.adversarial import VALUES, Values, values_generator, with_repeated_indices
+from strategies.inputs.variants.dims_and_layout import DIMENSIONS, INDEXED, LAYOUTS, InputForm, with_no_dims
+from strategies.inputs.variants.sizes import SCALARS, SIZES, other_flags, with_sizes_of_a_tensor
 from strategies.inputs.variants.undrawn import COUNTED
+from strategies.model.call_signature import diverse_subset
 from strategies.model.oracle import OracleResult, run_stable_oracle, same_results
 from strategies.model.rule import Sample
 
@@ -69,6 +71,33 @@ def variations(
             turns[form.name] += 1
             left -= 0 if free else 1
             yield (*found, form.name)
+
+
+FLAGGED_OF = 4
+"""The most samples on which flags are toggled, and dims left out, for follow-ups."""
+
+
+def followed_samples(found: Sequence[Sample], most: int, seed: int) -> list[Sample]:
+    """Diverse samples of one class of dtypes, of which follow-up steps are tried: a third have a flag toggled or other dims.
+
+    What a gradient shows depends on the arguments, and that of a flag often on indices that come more than once, on several ranks.
+    """
+    rng = values_generator("repeated indices", seed)
+    again = ((one, with_repeated_indices(one, rng)) for one in diverse_subset(found, FLAGGED_OF))
+    flagged = [
+        other
+        for one, made in again
+        for other in (*other_flags(replace(one, tensors=made) if made else one), *with_no_dims(one))
+    ]
+    chosen = diverse_subset(flagged, most // 3)
+    return [*diverse_subset(found, most - len(chosen)), *chosen]
+
+
+def mesh_samples(found: Sequence[Sample], most: int, seed: int) -> list[Sample]:
+    """The first sample of one class of dtypes, and diverse others, among them the call with the sizes of its own tensors."""
+    own = [other for one in found[:FLAGGED_OF] for other in with_sizes_of_a_tensor(one)]
+    rest = diverse_subset([*own, *found[1:]], most - 1) if most > 1 else []
+    return [*found[:1], *rest]
 
 
 def _first(

@@ -6,7 +6,7 @@ trust their caller are left out.  The scalar forms change numbers and flags, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -223,14 +223,42 @@ def other_flags(sample: Sample) -> Iterator[Sample]:
             yield call_with(sample, given | {a.name: not given[a.name]}, f"{a.name}={not given[a.name]}")
 
 
+WRAPS = 97
+"""A factor that takes small integers beyond the ends of int8."""
+
+
+def _numbers_of(given: Mapping[str, object]) -> list[object]:
+    """The arguments from which an op may compute where it reads: none of a cast, which takes options alone."""
+    return [v for v in given.values() if not isinstance(v, (bool, Tensor, *CODES)) and v is not None]
+
+
 def other_dtypes(sample: Sample) -> Iterator[Sample]:
-    """The call with another `dtype`, and without one."""
+    """The call with another `dtype`, and without one; on larger integers also with one in which they wrap around.
+
+    What a float makes of an integer that is too narrow for it is not defined.
+    """
     given = argument_values(sample)
-    if "dtype" not in given or trusts_caller(sample.op):
+    only_options = len(sample.tensors) == 1 and not _numbers_of(given)
+    if "dtype" not in given or (trusts_caller(sample.op) and not only_options):
         return
+    large = {i: x * WRAPS for i, x in enumerate(sample.tensors) if x.dtype in (torch.int32, torch.int64)}
+    if large and len(large) == len(sample.tensors):
+        yield with_tensors(
+            call_with(sample, given | {"dtype": torch.int8}, "dtype=torch.int8"), large, f"times {WRAPS}"
+        )
     for dtype in (torch.float64, torch.float32, torch.int64, None):
         if dtype != given["dtype"]:
             yield call_with(sample, given | {"dtype": dtype}, f"dtype={dtype}")
+
+
+def with_sizes_of_a_tensor(sample: Sample) -> Iterator[Sample]:
+    """The call with the sizes of each of its tensors in turn as the `size` of the result."""
+    given = argument_values(sample)
+    if not isinstance(given.get("size"), (list, tuple)) or trusts_caller(sample.op):
+        return
+    for size in dict.fromkeys(tuple(x.shape) for x in sample.tensors if x.numel()):
+        if size != tuple(given["size"]):
+            yield call_with(sample, given | {"size": list(size)}, f"size={list(size)}")
 
 
 def other_reductions(sample: Sample) -> Iterator[Sample]:
@@ -293,6 +321,8 @@ SCALARS = (
               other_scalars, weight=3),
     InputForm("other flags", "a flag that no sample sets changes what a rank may do alone", other_flags),
     InputForm("other dtypes", "a cast before or after the parts are summed is not the same", other_dtypes),
+    InputForm("own sizes", "a result as large as a tensor is not therefore sharded, or partial, as that is",
+              with_sizes_of_a_tensor),
     InputForm("other reductions", "a mean has a denominator, a sum has none", other_reductions),
     InputForm("ignored class", "ranks ignore differently many rows, so a mean of their means is none",
               with_ignored_class),

@@ -10,7 +10,7 @@ from torch.distributed.tensor.experimental import register_sharding
 from strategies.inputs.variants.adversarial import VALUES
 from strategies.model.oracle import run_oracle
 from strategies.model.rule import Claim, Rule, overload
-from strategies.programs import chained
+from strategies.programs import chained, mesh_validation
 from strategies.programs.chained import follow_up_programs, wrong_programs
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import NOT_ASSEMBLED, Confirmation
@@ -193,8 +193,8 @@ def test_an_op_with_a_handler_is_tried_with_other_values_where_its_own_are_right
         asked.append(programs)
         return [Confirmation("wrong" if p.sample is one and p.inputs == ((S0,),) else "") for p in programs]
 
-    monkeypatch.setattr(chained, "run_simulated_programs", run)
-    found = chained.try_other_values(one, (2,), 0)
+    monkeypatch.setattr(mesh_validation, "run_simulated_programs", run)
+    found = mesh_validation.try_other_values(one, (2,), 0)
     assert [p.inputs for p in asked[0]] == [((S0,),), ((Shard(1),),)]
     assert {p.inputs for p, _ in found} == {((Shard(1),),)}
     kinds = {kind.name for kind in VALUES if not kind.wild}
@@ -203,7 +203,25 @@ def test_an_op_with_a_handler_is_tried_with_other_values_where_its_own_are_right
 
 def test_argmax_of_equal_numbers_is_the_first_of_all_ranks():
     one = sample("argmax.default", torch.arange(16).view(4, 4))
-    wrong = [p.sample.tensors[0] for p, seen in chained.try_other_values(one, (2,), 0) if seen.wrong]
+    wrong = [p.sample.tensors[0] for p, seen in mesh_validation.try_other_values(one, (2,), 0) if seen.wrong]
     if not wrong:
         pytest.skip("this torch looks for the first of all")
     assert all((x == x.max()).sum() > 1 for x in wrong)
+
+
+def test_further_samples_have_gradients_first():
+    one = sample("tanh.default", numbers(4, 4))
+    lines = claims(one, 2, run_oracle(one).raw)
+    few = follow_up_programs(one, lines, (2,), most=chained.FURTHER_PROGRAMS)
+    assert few[0].then in chained.PLAIN_GRADS
+    assert follow_up_programs(one, lines, (2,))[0].then not in chained.GRADS
+
+
+def test_an_op_with_a_handler_is_tried_on_equal_maxima_which_nothing_perturbs():
+    one = sample("argmax.default", numbers(3, 5))
+    tried = [p.sample for p, _ in mesh_validation.try_other_values(one, (2,), 0)]
+    ties = [other.tensors[0] for other in tried if other.origin.endswith("two maxima")]
+    assert len(ties) == 2 * mesh_validation.TIES  # sharded along each dim
+    assert all(x.dtype == torch.int64 and (x == x.max()).sum() == 2 for x in ties)
+    norm = sample("linalg_vector_norm.default", numbers(4))  # of floats alone
+    assert not any(p.sample.origin.endswith("maxima") for p, _ in mesh_validation.try_other_values(norm, (2,), 0))

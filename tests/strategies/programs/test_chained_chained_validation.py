@@ -303,6 +303,16 @@ def test_integers_beside_floats_are_tried_on_the_mesh_with_the_longest_axis(monk
     assert [one for result in found for one in result.left_out.get("meshes without a turn", [])] == left
 
 
+def test_samples_of_one_class_take_turns_on_the_meshes(monkeypatch):
+    monkeypatch.setattr(chained, "_meshes", play := lambda task, number, truth, mesh, *_: ([f"{number} {mesh}"], []))
+    task = OverloadTask("aten.neg.default", tuple(sample("neg.default", X + n) for n in range(3)), MESHES, 0, "meshes")
+    found = chained._each(task, silent, play)
+    counts = [(result.unit.mesh, result.samples) for result in found if result.samples]
+    assert sorted(counts) == [(mesh, 1) for mesh in sorted(MESHES)]
+    two = [result.samples for result in chained._each(replace(task, samples=task.samples[:2]), silent, play)]
+    assert sorted(two)[-3:] == [1, 1, 1] and sum(two) == 3, "of fewer samples than meshes, one is tried on several"
+
+
 def test_a_resumed_run_tries_integers_on_no_other_mesh(monkeypatch):
     monkeypatch.setattr(chained, "_meshes", play := lambda *_: ([], []))
     samples = tuple(sample("neg.default", x) for x in (X, INTEGERS))

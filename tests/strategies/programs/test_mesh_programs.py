@@ -188,6 +188,7 @@ def test_every_form_of_source_and_target_comes():
         assert any((shard_cut(p) or (0, 0))[1] > 1 for layout in layouts for p in layout)  # another order of cuts
         assert any(layout[0] == layout[1] != Replicate() for layout in layouts)  # nested
         assert any(Replicate() in layout for layout in layouts)
+        assert any({type(p) for p in layout} == {StridedShard, Replicate} for layout in layouts)  # alone
     assert any(isinstance(p, Partial) for layout in sources for p in layout)
     assert {tuple(p.sample.tensors[0].shape) for p in found} == set(SHAPES)
     assert {p.flattened for p in found} == {True, False}

@@ -301,12 +301,23 @@ def test_an_op_alone_runs_on_the_device_and_what_is_simulated_on_the_host(monkey
     assert kernel_device() == "cpu"
 
 
-def test_with_what_follows_an_op_diverse_samples_are_tried_some_with_a_flag_toggled_and_on_several_axes_the_first():
+def test_with_what_follows_an_op_diverse_samples_are_tried_some_with_a_flag_toggled():
     weight, index = numbers(8, 4), torch.arange(4)
     plain = [sample("embedding.default", weight, index + n) for n in range(5)]
     padded = [sample("embedding.default", weight, index, 2)]
-    chosen = session._samples_for(PAIRS, [*plain, *padded])
+    chosen = session._samples_for(PAIRS, [*plain, *padded], 0)
     assert any(one is padded[0] for one in chosen)
-    assert {one.origin for one in chosen} > {"test"} and any("scale_grad_by_freq=True" in one.origin for one in chosen)
-    assert session._samples_for(MESHES, [*plain, *padded]) == (plain[0],)
-    assert session._samples_for(ALONE, plain) == tuple(plain)
+    scaled = [one for one in chosen if "scale_grad_by_freq=True" in one.origin]
+    assert scaled and {one.origin for one in chosen} > {"test"}
+    assert all(one.tensors[1].unique().numel() < 4 for one in scaled), "only indices that come twice are scaled"
+    assert session._samples_for(ALONE, plain, 0) == tuple(plain)
+    rows = session._samples_for(PAIRS, [sample("argmax.default", weight, 1)], 0)
+    assert [one.call.args[1:] for one in rows] == [(1,), ()], "the largest of all is not tried with a dim"
+
+
+def test_on_several_axes_the_first_sample_is_tried_and_one_whose_result_is_as_large_as_its_tensor():
+    x = numbers(4, 4)
+    given = [sample("new_ones.default", x, [2, 3]), sample("new_ones.default", x, [2])]
+    chosen = session._samples_for(MESHES, given, 0)
+    assert chosen[0] is given[0] and len(chosen) == session.FOLLOWED_SAMPLES[MESHES]["real"]
+    assert any(one.call.args[1] == [4, 4] for one in chosen[1:])

@@ -92,6 +92,11 @@ def right_for_two(one: Sample) -> list[str]:
     return ["S(2) -> S(2)"] if argument(one, "upscale_factor") == 2 else ["S(1) -> S(1)"]
 
 
+def takes_sizes_for_the_tensor(one: Sample) -> list[str]:
+    """Ones that are as large as a tensor with parts of a sum are taken for parts, too."""
+    return ["P(sum) -> P(sum)"] if tuple(argument(one, "size")) == tuple(one.tensors[0].shape) else ["R -> R"]
+
+
 BY_FORM: list[tuple[str, Sample, WrongRule]] = [
     ("dims respelled", sample("cumsum.default", X, 1), compares_spellings),
     ("other dims", sample("cumsum.default", X, 1), always("S(0) -> S(0)")),
@@ -116,6 +121,7 @@ BY_FORM: list[tuple[str, Sample, WrongRule]] = [
     ("other scalars", sample("mul.Scalar", X, 3.0), always("P(max) -> P(max)")),
     ("other flags", sample("index_put.default", X, [torch.tensor([1])], X[:1]), always("P(max), R, P(max) -> P(max)")),
     ("other dtypes", sample("sum.dim_IntList", X, [0]), always("P(sum) -> P(sum)")),
+    ("own sizes", sample("new_ones.default", X, [2]), takes_sizes_for_the_tensor),
     ("other reductions", sample("mse_loss.default", X, X + 1, 2), always("S(0), S(0) -> P(sum)")),
     ("ignored class", loss(None, 1, -100), MEANS[1]),
     ("weights", loss(None, 1, -100), unweighted),

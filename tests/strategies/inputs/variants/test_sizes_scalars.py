@@ -54,6 +54,16 @@ def test_results_in_other_dtypes_and_in_none_that_is_named():
     assert said(made) == ["dtype=torch.float64", "dtype=torch.int64", "dtype=None"]
     assert [dict(other.call.kwargs).get("dtype") for other in made] == [torch.float64, torch.int64, None]
     assert said(sizes.other_dtypes(sample("relu.default", X))) == []
+    whole = sample("_to_copy.default", torch.arange(4), dtype=torch.int32)
+    narrow = next(iter(sizes.other_dtypes(whole)))
+    assert narrow.origin.endswith("dtype=torch.int8, times 97") and dict(narrow.call.kwargs)["dtype"] is torch.int8
+    assert narrow.tensors[0].to(torch.int8).sort().values.tolist() != narrow.tensors[0].to(torch.int8).tolist()
+
+
+def test_a_result_is_as_large_as_a_tensor():
+    assert said(sizes.with_sizes_of_a_tensor(sample("new_ones.default", X, [2]))) == [f"size={list(X.shape)}"]
+    assert said(sizes.with_sizes_of_a_tensor(sample("new_ones.default", X, list(X.shape)))) == []
+    assert said(sizes.with_sizes_of_a_tensor(sample("relu.default", X))) == []
 
 
 def test_a_loss_has_the_two_other_reductions():
