@@ -9,6 +9,7 @@ The layouts of a call's tensors are drawn, some of them in special forms, which 
 | anywhere  | every tensor with any placements                                                                   |
 | nested    | one claimed tuple on several axes: they cut the same dim, and the pieces of the pieces are uneven  |
 | reordered | the same, cut in another order than from left to right (strided shards)                            |
+| mixed     | a claimed tuple with a sum on one axis, one with a shard on another                                |
 | partial   | one tensor partial on several axes, of one kind or of "sum" and "avg"; or tensors of unlike kinds  |
 
 A redistribution without an op is a copy with the target layout as the follow-up step: `to (S(0), R)`.  Targets have no
@@ -200,9 +201,20 @@ def _partial(board: PlacementChoices, pick: Picker) -> Rows:
     return _with(rows, other, tensor, pick(mixed))
 
 
+def _mixed(board: PlacementChoices, pick: Picker) -> Rows:
+    """A claimed row with a sum on one axis, and one with a shard on another; as claimed where there are none."""
+    rows, first = _claimed(board, pick), pick(board.axes)
+    other = _another(board, pick, first)
+    sums = [row for row in board.claimed[first] if Partial("sum") in row]
+    shards = [row for row in board.claimed[other] if any(map(shard_cut, row))]
+    if sums and shards and first != other:
+        rows[first], rows[other] = pick(sums), pick(shards)
+    return rows
+
+
 Form = Callable[[PlacementChoices, Picker], Rows]
-FORMS: Sequence[Form] = (_claimed, _planned, _claimed, _anywhere, _nested, _reordered, _partial, _planned)
-"""The forms, with repetitions for those that are drawn twice as often."""
+FORMS: Sequence[Form] = (_claimed, _planned, _mixed, _anywhere, _nested, _reordered, _partial, _planned)
+"""The forms in turn; one of them comes twice."""
 SHAPES: tuple[tuple[int, ...], ...] = ((7, 6), (8, 8), (5, 3), (1, 4), (3,), (4, 2, 6))
 """Shapes that are uneven, even, shorter than the mesh, of one row, of one dim and of three."""
 DTYPES = (torch.float64, torch.float64, torch.int64)

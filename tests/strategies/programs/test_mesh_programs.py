@@ -64,6 +64,21 @@ def test_another_order_of_cuts_is_drawn(mesh):
     assert any((shard_cut(p) or (0, 0))[1] > 1 for layout in layouts(mesh=mesh) for p in layout)
 
 
+def test_a_sum_on_one_axis_and_a_shard_on_another_are_drawn_where_rules_have_them():
+    one = sample("neg.default", numbers(7, 6))
+    claimed = {size: [Claim(rule(one, line), "test") for line in LINEAR] for size in (2, 3)}
+    drawn_in_turns = [p.inputs[0] for p in draw_programs(one, claimed, (2, 3), seed=0, budget=8)]
+    assert any(Partial() in layout and any(map(shard_cut, layout)) for layout in drawn_in_turns)
+
+
+LINEAR = (
+    "R -> R",
+    "S(0) -> S(0)",
+    "S(1) -> S(1)",
+    *(f"P({k}) -> P({k})" for k in ("sum", "avg", "min", "max", "product")),
+)
+
+
 @pytest.mark.parametrize("mesh", MESHES)
 def test_two_partials_on_one_tensor_are_drawn_of_one_kind_and_of_sum_and_avg(mesh):
     kinds = [[p.reduce_op for p in layout if isinstance(p, Partial)] for layout in layouts(mesh=mesh)]
