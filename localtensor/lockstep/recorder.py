@@ -54,7 +54,7 @@ class LockstepRecorder(Recorder):
         self.recording = Recording(1, [rank_names(ranks)], world=len(ranks), peaks=[Peak()], busy=[0.0])
         self._lane = self._lanes[0]
         self._lane.recording = self.recording
-        self._memory = self._lane.memory = MemoryOfRanks(ranks[-1] + 1)
+        self._memory = self._lane.memory = self.recording.held[0] = MemoryOfRanks(ranks[-1] + 1)
         self._alive: dict[int, weakref.ref[Memory]] = {}
         self.axes: dict[tuple[int, ...], str] = {}  # names of mesh axes by the ranks along them
         self._passes_on = False  # the op of a DTensor that comes next is the one that was just seen

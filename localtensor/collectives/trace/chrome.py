@@ -100,11 +100,9 @@ def _memory(recording: Recording) -> Iterator[str]:
     Each event counts all kinds that the rank ever holds: chrome://tracing takes the kinds of a counter from its first
     event, and Perfetto keeps the last value of one that is left out.
     """
-    rows = np.frombuffer(recording.samples, np.int64).reshape(-1, 2 + len(KINDS))
     for rank, lane in enumerate(recording.lanes):
-        of_rank = rows[rows[:, 0] == rank]
-        times = ((of_rank[:, 1] - recording.began) / 1000).tolist()
-        sizes = of_rank[:, 2:]
+        rows = recording.samples(rank)
+        times, sizes = ((rows[:, 0] - recording.began) / 1000).tolist(), rows[:, 1:]
         kinds = sizes.any(axis=0).nonzero()[0]
         form = _form_of_sample(rank, lane, kinds.tolist())
         for time, held in zip(times, sizes[:, kinds].tolist()):

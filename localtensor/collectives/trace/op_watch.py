@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter_ns
@@ -29,7 +28,7 @@ from localtensor._util.call_sites import place_of_frame
 from localtensor._util.events import Place
 from localtensor.collectives.trace.events import RANDOM, Event, OpLog
 from localtensor.collectives.trace.lane import Lane
-from localtensor.collectives.trace.memory import BUFFERS, OTHER, PARAMETERS
+from localtensor.collectives.trace.memory import BUFFERS, PARAMETERS
 from localtensor.layout.links import Rates
 from localtensor.layout.spec import shape_text
 
@@ -124,11 +123,7 @@ class _Alike:
 
 
 _CONSTANTS = frozenset({bool, int, float, type(None)})
-
-
-class _Alive(weakref.ref):  # of a storage; with its key it needs no callback of its own
-    __slots__ = ("key",)
-    key: int
+_INTS = frozenset({int})
 
 
 class OpWatch(TorchDispatchMode):
@@ -147,7 +142,9 @@ class OpWatch(TorchDispatchMode):
         if len(_handlers) != _handlers_known[0]:  # some were added since the last run
             _known.clear()
             _handlers_known[0] = len(_handlers)
-        self._held, self._forget = lane.memory.held, lane.memory.freed
+        memory: Any = lane.memory
+        self._memory, self._freed, self._log = memory, memory.freed, memory.log
+        self._times, self._busy = lane.recording.ops.times, lane.recording.ops.busy
         self._passes_on = False  # the op of a DTensor that comes next is the one that was just seen
         self.moved: dict[int, Tensor] = {}  # by id, local tensors that the op has redistributed, and the results
         self._alike: dict[tuple[Any, ...], _Alike] = {}  # ops on DTensors that have run, by op, specs and constants
@@ -161,18 +158,68 @@ class OpWatch(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Op, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an op; one on DTensors that has run before on the same specs is a row of the log.
+
+        What is done for each such op stands here: a function for each part would take a tenth of a small step.
+        """
         if _get_mode(_FAKE) is not None:
             return func(*args, **(kwargs or {}))
         for kind in types:
             if kind not in _PLAIN:
-                if kind is not DTensor and not issubclass(kind, DTensor):
-                    return NotImplemented
-                if self._passes_on:
-                    self._passes_on = False
-                    return NotImplemented
-                if func is DETACH:
-                    return func(*args)
-                return self._op_of_dtensors(func, args, kwargs or {})
+                break
+        else:
+            return self._plain_op(func, args, kwargs)
+        if kind is not DTensor and not issubclass(kind, DTensor):
+            return NotImplemented
+        if self._passes_on:
+            self._passes_on = False
+            return NotImplemented
+        if func is DETACH:
+            return func(*args)
+        key: list[Any] = [id(func)]
+        for x in args:
+            kind = type(x)
+            if kind is DTensor:
+                key.append(id(x._spec))
+            elif kind in _CONSTANTS:
+                key += (kind, x)  # 2 == 2.0
+            elif kind is list and _INTS.issuperset(map(type, x)):
+                key.append(tuple(x))
+            else:
+                return self._new_op(func, args, kwargs or {}, None)
+        alike = None if kwargs else self._alike.get(tuple(key))
+        if alike is None:
+            return self._new_op(func, args, kwargs or {}, None if kwargs else tuple(key))
+        lane, node = self._lane, _node()
+        if node is None:  # as `_line`
+            frame = sys._getframe(1)
+            if len(self._lines) > MOST_LINES:
+                self._lines.clear()
+            known = self._places.get((id(frame.f_code), frame.f_lasti))
+            place = self._lines[_sequence_nr() - 1] = self._place(frame) if known is None else known[0]
+        else:
+            place = self._lines.get(node._sequence_nr()) or self._line(sys._getframe(1))
+        form, number = alike.forms.get((id(place), lane.module)) or alike.form(lane.recording.ops, place, lane.module)
+        lane.op = op = (form, perf_counter_ns(), lane.busy)
+        try:
+            done = func(*args)
+        except BaseException:  # why: whatever ends the op, its span ends there; it is raised again
+            self._ended(lane.opened(op))
+            raise
+        if lane.op is not op or type(done) is not DTensor or done._spec is not alike.gives:
+            return self._unlike(lane.opened(op), func, args, done)
+        if alike.makes:
+            self.see(done._local_tensor)
+        now, lane.op = perf_counter_ns(), None
+        lane.busy += alike.seconds
+        if self._freed:
+            self._memory.note_freed()
+        self._times.extend((number, op[1], now, len(self._log)))
+        self._busy.append(op[2])
+        return done
+
+    def _plain_op(self, func: Op, args: Any, kwargs: Any) -> Any:
+        """Runs an op on plain tensors."""
         done = func(*args, **kwargs) if kwargs else func(*args)
         traits = _known.get(id(func)) or traits_of_op(func)
         if not traits.views:
@@ -182,44 +229,8 @@ class OpWatch(TorchDispatchMode):
             self._ran(traits, args, kwargs or {}, done, given, [done] if type(done) is Tensor else _tensors(done))
         return done
 
-    def _op_of_dtensors(self, func: Op, args: Any, kwargs: Any) -> Any:
-        """Runs an op; one that has run before on the same specs is a row of the log.
-
-        What is done for each such op stands here: a function for each part would take a tenth of a small step.
-        """
-        key: list[Any] = [id(func)]
-        for x in args:
-            kind = type(x)
-            if kind is DTensor:
-                key.append(id(x._spec))
-            elif kind in _CONSTANTS:
-                key += (kind, x)  # 2 == 2.0
-            else:
-                return self._new_op(func, args, kwargs, None)
-        alike = None if kwargs else self._alike.get(tuple(key))
-        if alike is None:
-            return self._new_op(func, args, kwargs, None if kwargs else tuple(key))
-        lane, frame, node = self._lane, sys._getframe(2), _node()
-        if node is None:  # as `_line`
-            if len(self._lines) > MOST_LINES:
-                self._lines.clear()
-            known = self._places.get((id(frame.f_code), frame.f_lasti))
-            place = self._lines[_sequence_nr() - 1] = self._place(frame) if known is None else known[0]
-        else:
-            place = self._lines.get(node._sequence_nr()) or self._line(frame)
-        form, number = alike.forms.get((id(place), lane.module)) or alike.form(lane.recording.ops, place, lane.module)
-        lane.op = op = (form, perf_counter_ns(), lane.busy)
-        try:
-            done = func(*args)
-        except BaseException:  # why: whatever ends the op, its span ends there; it is raised again
-            self._ended(lane.opened(op))
-            raise
-        if lane.op is op and type(done) is DTensor and done._spec is alike.gives:
-            if alike.makes:
-                self.see(done._local_tensor)
-            lane.ran_op(op, number, alike.seconds)
-            return done
-        event = lane.opened(op)  # it was asked for inside, or it gives what it did not give before
+    def _unlike(self, event: Event, func: Op, args: Any, done: Any) -> Any:
+        """An op of a known form has run that was asked for inside, or that gives what it did not give before."""
         try:
             self._ran_on(event, traits_of_op(func), args, {}, done, _tensors(args))
         finally:
@@ -229,7 +240,7 @@ class OpWatch(TorchDispatchMode):
     def _new_op(self, func: Op, args: Any, kwargs: Any, key: tuple[Any, ...] | None) -> Any:
         """An op of which nothing is known, or that `key` does not tell from others if it is None."""
         lane, traits = self._lane, _known.get(id(func)) or traits_of_op(func)
-        event = lane.begin_op(traits.name, self._line(sys._getframe(3)))
+        event = lane.begin_op(traits.name, self._line(sys._getframe(2)))
         try:
             given = _tensors(args)
             if kwargs:
@@ -348,24 +359,18 @@ class OpWatch(TorchDispatchMode):
         local = x if type(x) is Tensor else local_of(x)
         if local is None or local.layout is not _STRIDED:
             return
-        storage = local.untyped_storage()
-        key = storage._cdata
-        if key not in self._held:
-            lane, alive = self._lane, _Alive(storage, self._forget)
-            alive.key = key
-            lane.memory.hold(key, storage.nbytes(), lane.makes, lane.module, alive)
+        self._memory.hold(local.untyped_storage(), self._lane.makes, self._lane.module)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage has another size now, as FSDP gives its unsharded parameters."""
-        if storage._cdata in self._held:
-            self._lane.memory.hold(storage._cdata, storage.nbytes(), OTHER, self._lane.module)
+        self._memory.resized(storage)
 
     def label(self, x: Tensor, kind: str) -> None:
         """The storage of this tensor is of this kind."""
         local = local_of(x)
         if local is not None:
             self.see(local)
-            self._lane.memory.relabel(local.untyped_storage()._cdata, kind)
+            self._memory.relabel(local.untyped_storage(), kind)
 
 
 def local_of(x: Tensor) -> Tensor | None:
