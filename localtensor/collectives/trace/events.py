@@ -110,7 +110,9 @@ class OpLog:
 
     def __init__(self) -> None:
         self.forms: list[Event] = []
-        self.times: array[int] = array("q")  # the form's number, start, end, and the length of the memory's log then, in a row
+        self.times: array[int] = array(
+            "q"
+        )  # the form's number, start, end, and the length of the memory's log then, in a row
         self.busy: array[float] = array("d")  # modelled seconds of the rank at the start
 
     def __len__(self) -> int:
@@ -153,8 +155,8 @@ class Recording:
 
     `noted` are all events that are not in the log `ops`.
 
-    `problem` is the error in which the run has ended.  `lanes` are the names of the ranks' lanes; `peaks` the memory of
-    each rank at its peak; `busy` the modelled seconds that it has computed in all.
+    `problem` is the error in which the run has ended.  `lanes` are the names of the ranks' lanes; `busy` the modelled seconds that each
+    has computed in all.
     """
 
     ranks: int
@@ -163,7 +165,7 @@ class Recording:
     noted: list[Event] = field(default_factory=list)
     ops: OpLog = field(default_factory=OpLog)
     held: dict[int, Memory | MemoryOfRanks] = field(default_factory=dict)  # by rank
-    peaks: list[Peak] = field(default_factory=list)
+    peaks_of_world: list[Peak] | None = None  # if one lane has all ranks
     busy: list[float] = field(default_factory=list)
     problem: str | None = None
     began: int = 0
@@ -189,14 +191,25 @@ class Recording:
         return [event for event in (self.events if OP in kinds else self.noted) if event.kind in kinds]
 
     @property
+    def peaks(self) -> list[Peak]:
+        """The memory of each rank at its peak."""
+        if self.peaks_of_world is not None:
+            return self.peaks_of_world
+        return [self.held[rank].peak for rank in range(self.ranks)]
+
+    @property
     def memory(self) -> list[MemorySample]:
         """The memory of all ranks, in the order in which it was looked at."""
         rows = [(rank, row) for rank in self.held for row in self.samples(rank).tolist()]
-        return [MemorySample(rank, row[0], dict(zip(KINDS, row[1:]))) for rank, row in sorted(rows, key=lambda one: one[1][0])]
+        return [
+            MemorySample(rank, row[0], dict(zip(KINDS, row[1:])))
+            for rank, row in sorted(rows, key=lambda one: one[1][0])
+        ]
 
     def samples(self, rank: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The memory of a rank, in the order in which it was looked at: time and bytes by kind, int64 [samples, 1 + kinds]."""
         return self.held[rank].samples(self.ops.looks(rank))
+
 
 _shape_text = lru_cache(1 << 12)(shape_text)
 

@@ -64,7 +64,10 @@ class Lane:
         """The innermost open span of these kinds."""
         if self.op is not None:
             self.opened(self.op)
-        return next((event for event in reversed(self.stack) if event.kind in kinds), None)
+        for event in reversed(self.stack):
+            if event.kind in kinds:
+                return event
+        return None
 
     def moment(self, kind: str, name: str, place: Place | None = None, part: Contribution | None = None) -> Event:
         """Adds an event that takes no time."""
@@ -171,5 +174,4 @@ class Lane:
             event.note("unfinished", True)
             self.end(event)
         self.memory.close()
-        self.recording.peaks[self.rank] = self.memory.peak
         self.recording.busy[self.rank] = self.busy

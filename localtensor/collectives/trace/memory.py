@@ -65,8 +65,11 @@ class Memory:
         self._looked = 0
         self._held: dict[int, _Alive] = {}
         self._end = self.freed.append
-        self._forms: list[tuple[int, str, str, str]] = [(0, OTHER, "", "")]  # size, kind, module, and the kind that it was before
+        self._forms: list[tuple[int, str, str, str]] = [
+            (0, OTHER, "", "")
+        ]  # size, kind, module, and the kind that it was before
         self._numbers: dict[tuple[int, str, str, str], int] = {}
+        self._peak: Peak | None = None  # once it is closed
 
     def hold(self, storage: torch.UntypedStorage, kind: str, module: str) -> None:
         """The rank holds a storage from now on, until it is freed; one that it holds already stays as it is."""
@@ -76,7 +79,9 @@ class Memory:
         if key not in self._held:
             alive = self._held[key] = _Alive(storage, self._end)
             alive.key = key
-            form = alive.form = self._numbers.get((storage.nbytes(), kind, module, "")) or self._form(storage.nbytes(), kind, module)
+            form = alive.form = self._numbers.get((storage.nbytes(), kind, module, "")) or self._form(
+                storage.nbytes(), kind, module
+            )
             self.log.append(form)
 
     def note_freed(self) -> None:
@@ -123,6 +128,7 @@ class Memory:
         """What is freed from now on is not logged."""
         self.note_freed()
         self._held.clear()
+        self._peak = None
 
     def _form(self, size: int, kind: str, module: str, before: str = "") -> int:
         form = (size, kind, module, before)
@@ -156,7 +162,12 @@ class Memory:
     @property
     def peak(self) -> Peak:
         """The memory where it was most.  Kinds are those that its bytes have until the first of them are freed."""
-        self.note_freed()
+        if self._peak is None or self._held:
+            self.note_freed()
+            self._peak = self._peak_of_log()
+        return self._peak
+
+    def _peak_of_log(self) -> Peak:
         forms, changes = self._changes()
         by_entry = changes.sum(1)
         held = by_entry.cumsum()
