@@ -298,6 +298,18 @@ def storages(*sizes):
     return [torch.empty(size, dtype=torch.uint8).untyped_storage() for size in sizes]
 
 
+def test_an_op_with_a_list_of_sizes_is_known_by_it():
+    def program():
+        x = distribute_tensor(torch.ones(4, 1), init_device_mesh("cpu", (2,)), [Shard(0)])
+        for size in (3, 3, 5, 5, 3):
+            x.expand([4, size])
+
+    recording = lt.run(program, ranks=2, trace=True).recording
+    assert len(recording.ops) == 2 * 3  # the first of each size is looked at
+    gives = [event.gives[0].shape[1] for event in recording.of("op") if event.rank == 1 and "expand" in event.name]
+    assert gives == [3, 3, 5, 5, 3]
+
+
 def test_a_storage_at_the_place_of_a_freed_one_is_held_anew():
     memory, times = Memory(), 50
     for _ in range(times):  # the allocator gives the same identity again
@@ -313,12 +325,8 @@ def test_what_is_freed_after_the_end_is_of_no_account():
     memory.look(7)
     memory.close()
     held.clear()
-    entries = len(memory.log)
-    assert (entries, memory.peak.bytes, memory.samples(np.empty((0, 2), np.int64)).tolist()) == (
-        1,
-        10,
-        [[7, 0, 0, 0, 10, 0, 0]],
-    )
+    assert (memory.now, memory.peak.bytes, len(memory.log)) == (10, 10, 1)
+    assert memory.samples(np.empty((0, 2), np.int64)).tolist() == [[7, 0, 0, 0, 10, 0, 0]]
 
 
 def test_without_a_trace_nothing_is_replaced():
