@@ -28,9 +28,10 @@ from localtensor.collectives.trace import events
 from localtensor.collectives.trace.chrome import write_chrome
 from localtensor.collectives.trace.clock import modelled_events, set_clock
 from localtensor.collectives.trace.events import Recording
-from localtensor.collectives.trace.memory import BUFFERS, OTHER, PARAMETERS, MemoryOfRanks, Peak
+from localtensor.collectives.trace.memory import BUFFERS, OTHER, PARAMETERS, MemoryOfRanks
 from localtensor.collectives.trace.module_spans import ModuleSpans
-from localtensor.collectives.trace.op_watch import DETACH, flops_of, shape_of, traits_of_op
+from localtensor.collectives.trace.op_traits import DETACH, flops_of, traits_of_op
+from localtensor.collectives.trace.op_watch import shape_of
 from localtensor.collectives.trace.output import check_file, problem_text, trace_path, write_file
 from localtensor.collectives.trace.recorder import Recorder
 from localtensor.errors.base import rank_names
@@ -51,10 +52,10 @@ class LockstepRecorder(Recorder):
         if path is not None:
             check_file("LocalTensorMode", "trace", path)
         self._path, self._ranks, self._rates_of_rank = path, ranks, Rates()
-        self.recording = Recording(1, [rank_names(ranks)], world=len(ranks), peaks=[Peak()], busy=[0.0])
+        self.recording = Recording(1, [rank_names(ranks)], world=len(ranks), busy=[0.0])
         self._lane = self._lanes[0]
         self._lane.recording = self.recording
-        self._memory = self._lane.memory = MemoryOfRanks(ranks[-1] + 1)
+        self._memory = self._lane.memory = self.recording.held[0] = MemoryOfRanks(ranks[-1] + 1)
         self._alive: dict[int, weakref.ref[Memory]] = {}
         self.axes: dict[tuple[int, ...], str] = {}  # names of mesh axes by the ranks along them
         self._passes_on = False  # the op of a DTensor that comes next is the one that was just seen
@@ -72,7 +73,7 @@ class LockstepRecorder(Recorder):
         """The mode ends, perhaps by an error.  Raises `CannotWrite`."""
         self._watched.lane = self._watched.modules = None
         self._lane.close()
-        self.recording.peaks = [self._memory.peak_of(rank) for rank in self._ranks]
+        self.recording.peaks_of_world = [self._memory.peak_of(rank) for rank in self._ranks]
         if error is not None:
             self.ended(0, error)
             self.recording.problem = problem_text(error)

@@ -71,15 +71,17 @@ def write_chrome(recording: Recording, file: IO[str], more: Iterable[str] = ()) 
 
 
 def trace_events(recording: Recording) -> Iterator[str]:
-    """The events of the real clock, each as JSON."""
+    """The events of the real clock as JSON, one or several lines at a time."""
     yield from names_of(REAL, "ranks: real time of the simulation", FIRST_THREAD, recording.lanes)
     began, forms = recording.began, _Forms()
     for event in sorted(recording.noted, key=lambda event: (event.start, -event.end)):
         yield forms.text(event, event.start - began)
-    texts, times = [forms.of_op(form) for form in recording.ops.forms], recording.ops.rows()
+    texts = [(forms.of_op(form), FIRST_THREAD + form.rank) for form in recording.ops.forms]
+    times = recording.ops.rows()
     starts, lengths = times[:, 1] - began, np.maximum(times[:, 2] - times[:, 1], 1)
-    for number, start, length in zip(times[:, 0].tolist(), (starts / 1000).tolist(), (lengths / 1000).tolist()):
-        yield texts[number] % (start, length)
+    rows = zip(map(texts.__getitem__, times[:, 0].tolist()), (starts / 1000).tolist(), (lengths / 1000).tolist())
+    while batch := [text % (thread, start, length) for (text, thread), start, length in islice(rows, _AT_ONCE)]:
+        yield ",\n".join(batch)
     number = 0
     for event in recording.of(WAIT):
         late = event.late
@@ -100,15 +102,14 @@ def _memory(recording: Recording) -> Iterator[str]:
     Each event counts all kinds that the rank ever holds: chrome://tracing takes the kinds of a counter from its first
     event, and Perfetto keeps the last value of one that is left out.
     """
-    rows = np.frombuffer(recording.samples, np.int64).reshape(-1, 2 + len(KINDS))
     for rank, lane in enumerate(recording.lanes):
-        of_rank = rows[rows[:, 0] == rank]
-        times = ((of_rank[:, 1] - recording.began) / 1000).tolist()
-        sizes = of_rank[:, 2:]
+        rows = recording.samples(rank)
+        times, sizes = ((rows[:, 0] - recording.began) / 1000).tolist(), rows[:, 1:]
         kinds = sizes.any(axis=0).nonzero()[0]
         form = _form_of_sample(rank, lane, kinds.tolist())
-        for time, held in zip(times, sizes[:, kinds].tolist()):
-            yield form % (time, *held)
+        samples = zip(times, *sizes[:, kinds].T.tolist())
+        while batch := [form % sample for sample in islice(samples, _AT_ONCE)]:
+            yield ",\n".join(batch)
 
 
 def _form_of_sample(rank: int, lane: str, kinds: list[int]) -> str:
@@ -140,71 +141,73 @@ def arrow(process: int, number: int, start: tuple[int, int], end: tuple[int, int
 
 
 class Heads:
-    """What events of one kind, name and thread have in common, as JSON."""
+    """What events of one kind and name have in common, as JSON."""
 
     def __init__(self, process: int) -> None:
         self._process = process
-        self._known: dict[tuple[str, str, int], str] = {}
+        self._known: dict[tuple[str, str], str] = {}
 
-    def of(self, event: Event, thread: int) -> str:
-        """The beginning of an event, up to its time.  A redistribution's name says which it is: Perfetto colours by names."""
+    def form(self, event: Event) -> str:
+        """The beginning of an event, up to its time, into which the thread goes by `%`.
+
+        A redistribution's name says which it is: Perfetto colours by names.
+        """
         kind, name = event.kind, event.name
-        key = (kind, name, thread)
+        key = (kind, name)
         head = self._known.get(key)
         if head is None:
             shown = f"{kind.partition(' ')[0]} {name}" if kind in REDISTRIBUTIONS else name
             phase = '"ph":"i","s":"t"' if kind in (RANDOM, ERROR) else '"ph":"X"'
             colour = f',"cname":"{COLOURS[kind]}"' if kind in COLOURS else ""
-            head = f'{{"name":{quoted(shown)},"cat":"{kind}",{phase},"pid":{self._process},"tid":{thread}{colour}'
-            self._known[key] = head
+            head = f'{{"name":{quoted(shown)},"cat":"{kind}",{phase},"pid":{self._process}'.replace("%", "%%")
+            head = self._known[key] = f'{head},"tid":%d{colour}'
         return head
 
 
 class _Forms:
-    """The texts of events, into which times go by `%`.  Those that are alike are made once."""
+    """The texts of events, into which thread and times go by `%`.  Those that are alike are made once, for all ranks."""
 
     def __init__(self) -> None:
         # By ids, of what the recording keeps alive: the hash of a place or a spec is computed in Python.
         self._forms: dict[tuple[Any, ...], str] = {}
         self._lines: dict[int, str] = {}
-        self._specs: dict[int, str] = {}
+        self._specs: dict[int, str] = {}  # of a spec, or of a tuple of them
+        self._calls: dict[tuple[Any, ...], str] = {}
         self._heads = Heads(REAL)
 
     def text(self, event: Event, start: int) -> str:
         """The text of an event that begins so many nanoseconds after the recording."""
-        kind, part = event.kind, event.part
+        kind, thread = event.kind, FIRST_THREAD + event.rank
         if kind == OP and event._facts is None:  # most of the events
-            return self.of_op(event) % (start / 1000, max(event.end - event.start, 1) / 1000)
-        key: tuple[Any, ...] = (
-            kind, event.name, event.rank, id(event.place), event.module, event.bytes, id(event.takes), id(event.gives)
-        )  # fmt: skip
+            return self.of_op(event) % (thread, start / 1000, max(event.end - event.start, 1) / 1000)
         number: tuple[int, ...] = ()
-        if kind == CALL and part is not None:
-            key += (part.group.ranks, part.tensors, part.layout, part.op, part.root, part.peer, part.implicit)
-            number = () if part.number < 0 else (part.number,)  # in lockstep calls have none
+        key: tuple[Any, ...] = (kind, event.name, id(event.place), event.module, event.bytes)
+        if kind == CALL and event.part is not None:
+            key += (self._call(event.part),)
+            number = () if event.part.number < 0 else (event.part.number,)  # in lockstep calls have none
         elif kind == WAIT and event.late is not None:
             key += (event.late.rank,)
+        elif event.takes or event.gives:
+            key += (self._texts(event.takes), self._texts(event.gives))
         if event._facts:
             key += tuple(event._facts.items())
         form = self._forms.get(key)
         if form is None:
             form = self._forms[key] = self._form(event)
         if kind in (RANDOM, ERROR):
-            return form % (start / 1000)
-        return form % (start / 1000, max(event.end - event.start, 1) / 1000, *number)
+            return form % (thread, start / 1000)
+        return form % (thread, start / 1000, max(event.end - event.start, 1) / 1000, *number)
 
     def of_op(self, event: Event) -> str:
         """The text of an op without facts."""
-        key = (event.name, event.rank, id(event.place), event.module, id(event.takes), id(event.gives))
+        key = (event.name, id(event.place), event.module, self._texts(event.takes), self._texts(event.gives))
         form = self._forms.get(key)
         if form is None:
             form = self._forms[key] = self._form(event)
         return form
 
     def _form(self, event: Event) -> str:
-        head, args = (
-            text.replace("%", "%%") for text in (self._heads.of(event, FIRST_THREAD + event.rank), self._args(event))
-        )
+        head, args = self._heads.form(event), self._args(event).replace("%", "%%")
         part = event.part
         if event.kind == CALL and part is not None and part.number >= 0:
             args += ',"number":%d'
@@ -229,16 +232,31 @@ class _Forms:
             parts.append(f"{quoted(name)}:{quoted(value) if type(value) is str else json.dumps(value)}")
         for name, specs in (("takes", event.takes), ("gives", event.gives)):
             if specs:
-                parts.append(f'"{name}":{quoted(", ".join(map(self._spec, specs)))}')
+                parts.append(f'"{name}":{quoted(self._texts(specs))}')
         if event.part is not None and kind == CALL:
-            parts.append(_call_text(event.part))
+            parts.append(self._call(event.part))
         return ",".join(parts)
+
+    def _texts(self, specs: tuple[Any, ...]) -> str:
+        """Specs as text."""
+        text = self._specs.get(id(specs))
+        if text is None:
+            text = self._specs[id(specs)] = ", ".join(map(self._spec, specs))
+        return text
 
     def _spec(self, spec: Any) -> str:
         text = self._specs.get(id(spec))
         if text is None:
             text = self._specs[id(spec)] = str(TracedSpec.of(spec))
         return text
+
+    def _call(self, part: Contribution) -> str:
+        """The members of a call."""
+        key = (part.group.ranks, part.tensors, part.layout, part.op, part.root, part.peer, part.implicit)
+        known = self._calls.get(key)
+        if known is None:
+            known = self._calls[key] = _call_text(part)
+        return known
 
 
 def _call_text(part: Contribution) -> str:

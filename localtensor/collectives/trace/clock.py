@@ -196,7 +196,7 @@ def modelled_events(recording: Recording) -> Iterator[str]:
         late = last.get(event.exchange) if event.kind == WAIT else None
         if late is not None and (late.rank == event.rank or late.posted <= event.begins):
             late = None  # all have called: the wait is for the transfer
-        yield span_text(heads.of(event, thread), start, end, _args(event, late))
+        yield span_text(heads.form(event) % thread, start, end, _args(event, late))
         if late is not None and late.ends > late.begins >= event.begins:
             arrows.append(((thread, start), (threads[late.rank, _channel(late)], round(late.begins * 1e9))))
     for number, (start_of, end_of) in enumerate(arrows):

@@ -14,7 +14,7 @@ import numpy as np
 
 from localtensor._util.events import Place
 from localtensor.collectives.rendezvous import Contribution
-from localtensor.collectives.trace.memory import KINDS, Peak
+from localtensor.collectives.trace.memory import KINDS, Memory, MemoryOfRanks, Peak
 from localtensor.layout.spec import shape_text, short
 
 FORWARD, BACKWARD, PASS, STEP = "forward", "backward", "backward pass", "optimizer step"
@@ -98,7 +98,7 @@ class MemorySample(NamedTuple):
     held: dict[str, int]
 
 
-_SAMPLE = 2 + len(KINDS)
+_ROW = 4
 
 
 class OpLog:
@@ -110,7 +110,9 @@ class OpLog:
 
     def __init__(self) -> None:
         self.forms: list[Event] = []
-        self.times: array[int] = array("q")  # the form's number, start and end, in a row
+        self.times: array[int] = array(
+            "q"
+        )  # the form's number, start, end, and the length of the memory's log then, in a row
         self.busy: array[float] = array("d")  # modelled seconds of the rank at the start
 
     def __len__(self) -> int:
@@ -124,13 +126,13 @@ class OpLog:
         return len(self.forms) - 1
 
     def rows(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The times: int64 [ops, 3]."""
-        return np.frombuffer(self.times, np.int64).reshape(-1, 3)
+        """The numbers of `times`: int64 [ops, 4]."""
+        return np.array(self.times, np.int64).reshape(-1, _ROW)
 
     def events(self) -> list[Event]:
         """An event for each op."""
         made, numbers = [], iter(self.times)
-        for number, start, end, busy in zip(numbers, numbers, numbers, self.busy):
+        for number, start, end, _, busy in zip(numbers, numbers, numbers, numbers, self.busy):
             form = self.forms[number]
             event = form.anew(start, busy)
             event.end, event.gives, event.busy_end = end, form.gives, busy + form.busy_end
@@ -139,7 +141,12 @@ class OpLog:
 
     def clear(self) -> None:
         """Forgets the ops; the forms keep their numbers."""
-        self.times, self.busy = array("q"), array("d")
+        del self.times[:], self.busy[:]
+
+    def looks(self, rank: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """When the memory of a rank was looked at, at the ends of its ops, and how long its log was: int64 [looks, 2]."""
+        rows, ranks = self.rows(), np.array([form.rank for form in self.forms], np.int64)
+        return rows[ranks[rows[:, 0]] == rank, 2:]
 
 
 @dataclass(slots=True)
@@ -148,8 +155,8 @@ class Recording:
 
     `noted` are all events that are not in the log `ops`.
 
-    `problem` is the error in which the run has ended.  `lanes` are the names of the ranks' lanes; `peaks` the memory of
-    each rank at its peak; `busy` the modelled seconds that it has computed in all.
+    `problem` is the error in which the run has ended.  `lanes` are the names of the ranks' lanes; `busy` the modelled seconds that each
+    has computed in all.
     """
 
     ranks: int
@@ -157,8 +164,8 @@ class Recording:
     world: int = 0  # how many ranks there are, if one lane has all of them
     noted: list[Event] = field(default_factory=list)
     ops: OpLog = field(default_factory=OpLog)
-    samples: array[int] = field(default_factory=lambda: array("q"))  # of memory: rank, time and bytes by kind, in a row
-    peaks: list[Peak] = field(default_factory=list)
+    held: dict[int, Memory | MemoryOfRanks] = field(default_factory=dict)  # by rank
+    peaks_of_world: list[Peak] | None = None  # if one lane has all ranks
     busy: list[float] = field(default_factory=list)
     problem: str | None = None
     began: int = 0
@@ -168,6 +175,8 @@ class Recording:
     def events(self) -> list[Event]:
         """All events, in the order in which they began."""
         if len(self.ops):
+            for rank, memory in self.held.items():
+                memory.add_looks(self.ops.looks(rank))
             self.noted = sorted(self.noted + self.ops.events(), key=_START)
             self.ops.clear()
         return self.noted
@@ -182,13 +191,24 @@ class Recording:
         return [event for event in (self.events if OP in kinds else self.noted) if event.kind in kinds]
 
     @property
+    def peaks(self) -> list[Peak]:
+        """The memory of each rank at its peak."""
+        if self.peaks_of_world is not None:
+            return self.peaks_of_world
+        return [self.held[rank].peak for rank in range(self.ranks)]
+
+    @property
     def memory(self) -> list[MemorySample]:
         """The memory of all ranks, in the order in which it was looked at."""
-        numbers = self.samples
+        rows = [(rank, row) for rank in self.held for row in self.samples(rank).tolist()]
         return [
-            MemorySample(numbers[at], numbers[at + 1], dict(zip(KINDS, numbers[at + 2 : at + _SAMPLE])))
-            for at in range(0, len(numbers), _SAMPLE)
+            MemorySample(rank, row[0], dict(zip(KINDS, row[1:])))
+            for rank, row in sorted(rows, key=lambda one: one[1][0])
         ]
+
+    def samples(self, rank: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The memory of a rank, in the order in which it was looked at: time and bytes by kind, int64 [samples, 1 + kinds]."""
+        return self.held[rank].samples(self.ops.looks(rank))
 
 
 _shape_text = lru_cache(1 << 12)(shape_text)

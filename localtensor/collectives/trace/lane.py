@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any
 
@@ -18,7 +17,7 @@ from localtensor.collectives.trace.events import (
     Event,
     Recording,
 )
-from localtensor.collectives.trace.memory import ACTIVATIONS, OTHER, STATE, Memory
+from localtensor.collectives.trace.memory import ACTIVATIONS, OTHER, STATE, Memory, MemoryOfRanks
 
 _MADE_INSIDE = {STEP: STATE, FORWARD: ACTIVATIONS, BACKWARD: ACTIVATIONS, PASS: ACTIVATIONS}
 """What an op makes inside of a span: in an optimizer's step its state, in a module what the backward pass needs."""
@@ -53,19 +52,22 @@ class Lane:
 
     def __init__(self, recording: Recording, rank: int) -> None:
         self.recording, self.rank = recording, rank
-        self.memory: Any = Memory()
+        self.memory: Memory | MemoryOfRanks = Memory()
+        recording.held[rank] = self.memory
         self.busy = 0.0  # modelled seconds of compute
         self.stack: list[Event] = []
         self.module, self.makes = "", OTHER
         self.op: tuple[Event, int, float] | None = None
-        self._sampled = 0
         self._shared: dict[tuple[int, ...], tuple[Any, ...]] = {}  # specs by their ids, which live as long
 
     def inside(self, *kinds: str) -> Event | None:
         """The innermost open span of these kinds."""
         if self.op is not None:
             self.opened(self.op)
-        return next((event for event in reversed(self.stack) if event.kind in kinds), None)
+        for event in reversed(self.stack):
+            if event.kind in kinds:
+                return event
+        return None
 
     def moment(self, kind: str, name: str, place: Place | None = None, part: Contribution | None = None) -> Event:
         """Adds an event that takes no time."""
@@ -97,8 +99,7 @@ class Lane:
                 self.module, self.makes = name if kind in MODULES else self.module, _MADE_INSIDE[kind]
             else:
                 self._look()
-        if self.memory.now != self._sampled:
-            self._sample(start)
+        self.memory.look(start)
         return event
 
     def end(self, event: Event) -> None:
@@ -116,8 +117,7 @@ class Lane:
             self.stack.remove(event)
         if event.kind in _MADE_INSIDE:
             self._look()
-        if self.memory.now != self._sampled:
-            self._sample(event.end)
+        self.memory.look(event.end)
 
     def shared(self, specs: list[Any]) -> tuple[Any, ...]:
         """These specs as a tuple, the same one each time: what writes the events knows them by it."""
@@ -133,16 +133,6 @@ class Lane:
             self.recording.noted.append(event)
             self.stack.append(event)
         return event
-
-    def ran_op(self, op: tuple[Event, int, float], number: int, seconds: float) -> None:
-        """The op of the form of this number that runs is over: a row of the log."""
-        log, now = self.recording.ops, perf_counter_ns()
-        log.times.extend((number, op[1], now))
-        log.busy.append(op[2])
-        self.op = None
-        self.busy += seconds
-        if self.memory.now != self._sampled:
-            self._sample(now)
 
     def begin_op(self, name: str, place: Place | None) -> Event:
         """As `begin` of an op, which is most of what is recorded: the memory is sampled at its end."""
@@ -160,8 +150,7 @@ class Lane:
             return
         stack.pop()
         event.end, event.busy_end = perf_counter_ns(), self.busy
-        if self.memory.now != self._sampled:
-            self._sample(event.end)
+        self.memory.look(event.end)
 
     def _look(self) -> None:
         """Takes `module` and `makes` from the open spans."""
@@ -184,9 +173,5 @@ class Lane:
         for event in reversed(self.stack[:]):
             event.note("unfinished", True)
             self.end(event)
-        self.recording.peaks[self.rank] = replace(self.memory.peak)
+        self.memory.close()
         self.recording.busy[self.rank] = self.busy
-
-    def _sample(self, at: int) -> None:
-        self._sampled = self.memory.now
-        self.recording.samples.extend((self.rank, at, *self.memory.by_kind.values()))

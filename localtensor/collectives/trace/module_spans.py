@@ -53,22 +53,18 @@ class ModuleSpans:
             for hook in hooks:
                 hook.remove()
 
-    @contextmanager
-    def backward(self) -> Iterator[None]:
-        """A backward pass runs inside the block, perhaps within another one, as of a reentrant checkpoint."""
+    def begin_backward(self) -> list[Event]:
+        """A backward pass begins, perhaps within another one, as of a reentrant checkpoint; `end_backward` takes the result."""
         outer, self._going_back = self._going_back, []
-        try:
-            yield
-        finally:
-            self._end_backward()
-            self._going_back = outer
+        return outer
 
-    def _end_backward(self) -> None:
-        """Closes what is open of a backward pass."""
+    def end_backward(self, outer: list[Event]) -> None:
+        """The backward pass has ended: what is open of it is closed."""
         while self._going_back:
             self._lane.end(self._going_back.pop())
         for module in self._models.models.values():
             self._label_gradients(module.parameters())
+        self._going_back = outer
 
     def _name_of(self, module: nn.Module) -> str:
         if id(module) not in self._names:

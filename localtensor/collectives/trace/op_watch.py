@@ -3,33 +3,38 @@
 | part                                                                 | torch | tried on |
 |----------------------------------------------------------------------|-------|----------|
 | _C._get_dispatch_mode, _TorchDispatchModeKey.FAKE: fake tensors      | 2.13  | 2.13     |
-| OpDispatcher._custom_op_handlers: ops that DTensor runs by code of their own | 2.13 | 2.13 |
 | UntypedStorage._cdata: the identity of a storage                     | 2.13  | 2.13     |
 | _C._autograd._get_sequence_nr, Node._sequence_nr, _C._current_autograd_node | 2.13 | 2.13 |
-| utils.flop_counter.flop_registry: formulas by op, and their __wrapped__ of shapes | 2.13 | 2.13 |
 """
 
 from __future__ import annotations
 
 import sys
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter_ns
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from localtensor._util.call_sites import place_of_frame
 from localtensor._util.events import Place
 from localtensor.collectives.trace.events import RANDOM, Event, OpLog
 from localtensor.collectives.trace.lane import Lane
-from localtensor.collectives.trace.memory import BUFFERS, OTHER, PARAMETERS
+from localtensor.collectives.trace.memory import BUFFERS, PARAMETERS
+from localtensor.collectives.trace.op_traits import (
+    DETACH,
+    Op,
+    Traits,
+    flops_of,
+    forget_handlers,
+    known_traits,
+    traits_of_op,
+)
 from localtensor.layout.links import Rates
 from localtensor.layout.spec import shape_text
 
@@ -38,80 +43,18 @@ _get_mode = torch._C._get_dispatch_mode
 _node, _sequence_nr = torch._C._current_autograd_node, torch._C._autograd._get_sequence_nr
 _PLAIN = frozenset({Tensor, nn.Parameter})
 _STRIDED = torch.strided
-DETACH = torch.ops.aten.detach.default
-_C10D = torch.ops._c10d_functional
-_HAND_ON = _C10D.wait_tensor.default, _C10D._wrap_tensor_autograd.default  # they give what a collective has given
-_COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
-Op = torch._ops.OpOverload
-MOST_SHAPES = 1 << 14  # of ops, whose operations are kept
+_DETACH = DETACH._op
 MOST_ALIKE = 1 << 11  # ops on DTensors of certain specs, of each rank: where specs are always new they are of no use
 MOST_LINES = 1 << 17  # lines of forward ops that are kept for the backward pass
-
-_handlers = DTensor._op_dispatcher._custom_op_handlers
-
-
-class _Traits(NamedTuple):
-    """What is known of an op before its arguments."""
-
-    name: str
-    communicates: bool
-    makes: bool  # its results are new tensors: neither views nor what it writes
-    views: bool  # nothing is read or written
-    draws: bool
-    handled: bool  # DTensor runs it by code of its own
-    flops: Callable[..., int] | None
-
-
-_handlers_known = [len(_handlers)]
-_known: dict[int, _Traits] = {}  # by the op's id, which stays: the hash of an op is computed in Python
-
-
-def traits_of_op(func: Op) -> _Traits:
-    found = _known.get(id(func))
-    if found is None:
-        found = _known[id(func)] = _newtraits_of_op(func)
-    return found
-
-
-def _newtraits_of_op(func: Op) -> _Traits:
-    returns = func._schema.returns
-    views = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-    makes = any(r.alias_info is None for r in returns)
-    draws = torch.Tag.nondeterministic_seeded in func.tags
-    flops = flop_registry.get(func.overloadpacket)
-    flops = getattr(flops, "__wrapped__", None)  # what takes shapes, without torch's walk through the arguments
-    views = views or func in _HAND_ON
-    return _Traits(str(func), func.namespace in _COLLECTIVES, makes, views, draws, func in _handlers, flops)
-
-
-_flops_known: dict[tuple[Any, ...], int] = {}
-
-
-def flops_of(traits: _Traits, shapes: tuple[Any, ...], kwargs: Any, out: Any) -> int:
-    """The operations of an op that has a formula, by the shapes of its arguments and results.
-
-    Those of equal shapes are computed once: some formulas of torch call one that walks through trees.
-    """
-    if traits.flops is None:
-        return 0
-    if kwargs:
-        return traits.flops(*shapes, **kwargs, out_shape=out)
-    key = (traits.name, shapes, out)
-    known = _flops_known.get(key)
-    if known is None:
-        if len(_flops_known) >= MOST_SHAPES:
-            _flops_known.clear()
-        known = _flops_known[key] = traits.flops(*shapes, out_shape=out)
-    return known
 
 
 class _Alike:
     """What ops of one key have in common.  The specs stay alive, and with them their ids."""
 
-    __slots__ = ("forms", "gives", "like", "makes", "seconds")
+    __slots__ = ("forms", "gives", "like", "makes", "run", "seconds")
 
-    def __init__(self, like: Event, makes: bool, seconds: float) -> None:
-        self.like, self.makes, self.seconds = like, makes, seconds
+    def __init__(self, like: Event, traits: Traits, seconds: float) -> None:
+        self.like, self.makes, self.run, self.seconds = like, traits.makes, traits.run, seconds
         self.gives = like.gives[0]
         self.forms: dict[tuple[int, str], tuple[Event, int]] = {}  # by the line's id and the module
 
@@ -124,11 +67,7 @@ class _Alike:
 
 
 _CONSTANTS = frozenset({bool, int, float, type(None)})
-
-
-class _Alive(weakref.ref):  # of a storage; with its key it needs no callback of its own
-    __slots__ = ("key",)
-    key: int
+_INTS = frozenset({int})
 
 
 class OpWatch(TorchDispatchMode):
@@ -144,10 +83,10 @@ class OpWatch(TorchDispatchMode):
         super().__init__()
         self._lane = lane
         self._launch, self._flops, self._bytes = rates.launch, rates.flops, rates.bytes
-        if len(_handlers) != _handlers_known[0]:  # some were added since the last run
-            _known.clear()
-            _handlers_known[0] = len(_handlers)
-        self._held, self._forget = lane.memory.held, lane.memory.freed
+        forget_handlers()
+        memory: Any = lane.memory
+        self._memory, self._hold, self._freed, self._log = memory, memory.hold, memory.freed, memory.log
+        self._times, self._busy = lane.recording.ops.times, lane.recording.ops.busy
         self._passes_on = False  # the op of a DTensor that comes next is the one that was just seen
         self.moved: dict[int, Tensor] = {}  # by id, local tensors that the op has redistributed, and the results
         self._alike: dict[tuple[Any, ...], _Alike] = {}  # ops on DTensors that have run, by op, specs and constants
@@ -165,28 +104,16 @@ class OpWatch(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         for kind in types:
             if kind not in _PLAIN:
-                if kind is not DTensor and not issubclass(kind, DTensor):
-                    return NotImplemented
-                if self._passes_on:
-                    self._passes_on = False
-                    return NotImplemented
-                if func is DETACH:
-                    return func(*args)
-                return self._op_of_dtensors(func, args, kwargs or {})
-        done = func(*args, **kwargs) if kwargs else func(*args)
-        traits = _known.get(id(func)) or traits_of_op(func)
-        if not traits.views:
-            given = _tensors(args)
-            if kwargs:
-                given += _tensors(tuple(kwargs.values()))
-            self._ran(traits, args, kwargs or {}, done, given, [done] if type(done) is Tensor else _tensors(done))
-        return done
-
-    def _op_of_dtensors(self, func: Op, args: Any, kwargs: Any) -> Any:
-        """Runs an op; one that has run before on the same specs is a row of the log.
-
-        What is done for each such op stands here: a function for each part would take a tenth of a small step.
-        """
+                break
+        else:
+            return self._plain_op(func, args, kwargs)
+        if kind is not DTensor and not issubclass(kind, DTensor):
+            return NotImplemented
+        if self._passes_on:
+            self._passes_on = False
+            return NotImplemented
+        if func is DETACH:
+            return _DETACH(*args)
         key: list[Any] = [id(func)]
         for x in args:
             kind = type(x)
@@ -194,32 +121,79 @@ class OpWatch(TorchDispatchMode):
                 key.append(id(x._spec))
             elif kind in _CONSTANTS:
                 key += (kind, x)  # 2 == 2.0
+            elif kind is list and _INTS.issuperset(map(type, x)):
+                key.append(tuple(x))
             else:
-                return self._new_op(func, args, kwargs, None)
-        alike = None if kwargs else self._alike.get(tuple(key))
-        if alike is None:
-            return self._new_op(func, args, kwargs, None if kwargs else tuple(key))
-        lane, frame, node = self._lane, sys._getframe(2), _node()
+                return self._new_op(func, args, kwargs or {}, None)
+        if kwargs:
+            return self._new_op(func, args, kwargs, None)
+        alike = self._alike.get(tuple(key))
+        return self._new_op(func, args, {}, tuple(key)) if alike is None else self._known_op(func, args, alike)
+
+    def _known_op(self, func: Op, args: Any, alike: _Alike) -> Any:
+        """Runs an op on DTensors that has run before on the same specs: it becomes a row of the log.
+
+        What is done for each such op stands here: a function for each part would take a tenth of a small step.
+        """
+        lane, node = self._lane, _node()
         if node is None:  # as `_line`
+            frame = sys._getframe(2)
             if len(self._lines) > MOST_LINES:
                 self._lines.clear()
             known = self._places.get((id(frame.f_code), frame.f_lasti))
             place = self._lines[_sequence_nr() - 1] = self._place(frame) if known is None else known[0]
         else:
-            place = self._lines.get(node._sequence_nr()) or self._line(frame)
+            place = self._lines.get(node._sequence_nr()) or self._line(sys._getframe(2))
         form, number = alike.forms.get((id(place), lane.module)) or alike.form(lane.recording.ops, place, lane.module)
         lane.op = op = (form, perf_counter_ns(), lane.busy)
         try:
-            done = func(*args)
+            done = alike.run(*args)
         except BaseException:  # why: whatever ends the op, its span ends there; it is raised again
             self._ended(lane.opened(op))
             raise
-        if lane.op is op and type(done) is DTensor and done._spec is alike.gives:
-            if alike.makes:
-                self.see(done._local_tensor)
-            lane.ran_op(op, number, alike.seconds)
+        if lane.op is not op or type(done) is not DTensor or done._spec is not alike.gives:
+            return self._unlike(lane.opened(op), func, args, done)
+        if alike.makes:
+            local = done._local_tensor
+            if type(local) is Tensor and local.layout is _STRIDED:
+                self._hold(local.untyped_storage(), lane.makes, lane.module)
+            else:
+                self.see(local)
+        now, lane.op = perf_counter_ns(), None
+        lane.busy += alike.seconds
+        if self._freed:
+            self._memory.note_freed()
+        self._times.extend((number, op[1], now, len(self._log)))
+        self._busy.append(op[2])
+        return done
+
+    def _plain_op(self, func: Op, args: Any, kwargs: Any) -> Any:
+        """Runs an op on plain tensors."""
+        traits = known_traits.get(id(func)) or traits_of_op(func)
+        done = traits.run(*args, **kwargs) if kwargs else traits.run(*args)
+        if traits.views:
             return done
-        event = lane.opened(op)  # it was asked for inside, or it gives what it did not give before
+        if not traits.simple or type(done) is not Tensor:
+            given = _tensors(args)
+            if kwargs:
+                given += _tensors(tuple(kwargs.values()))
+            self._ran(traits, args, kwargs or {}, done, given, [done] if type(done) is Tensor else _tensors(done))
+            return done
+        nbytes, lane = done.nbytes, self._lane  # as `_ran`
+        for x in (*args, *kwargs.values()) if kwargs else args:
+            kind = type(x)
+            if kind in _PLAIN:
+                nbytes += x.nbytes
+            elif kind is list or kind is tuple:
+                for one in _tensors(x):
+                    nbytes += one.nbytes
+        lane.busy += self._launch + nbytes / self._bytes
+        if traits.makes and done.layout is _STRIDED:
+            self._hold(done.untyped_storage(), lane.makes, lane.module)
+        return done
+
+    def _unlike(self, event: Event, func: Op, args: Any, done: Any) -> Any:
+        """An op of a known form has run that was asked for inside, or that gives what it did not give before."""
         try:
             self._ran_on(event, traits_of_op(func), args, {}, done, _tensors(args))
         finally:
@@ -228,8 +202,8 @@ class OpWatch(TorchDispatchMode):
 
     def _new_op(self, func: Op, args: Any, kwargs: Any, key: tuple[Any, ...] | None) -> Any:
         """An op of which nothing is known, or that `key` does not tell from others if it is None."""
-        lane, traits = self._lane, _known.get(id(func)) or traits_of_op(func)
-        event = lane.begin_op(traits.name, self._line(sys._getframe(3)))
+        lane, traits = self._lane, known_traits.get(id(func)) or traits_of_op(func)
+        event = lane.begin_op(traits.name, self._line(sys._getframe(2)))
         try:
             given = _tensors(args)
             if kwargs:
@@ -248,10 +222,10 @@ class OpWatch(TorchDispatchMode):
             return done
         if len(self._alike) >= MOST_ALIKE:
             self._alike.clear()
-        self._alike[key] = _Alike(event, traits.makes, seconds)
+        self._alike[key] = _Alike(event, traits, seconds)
         return done
 
-    def _ran_on(self, event: Event, traits: _Traits, args: Any, kwargs: Any, done: Any, given: list[Any]) -> float:
+    def _ran_on(self, event: Event, traits: Traits, args: Any, kwargs: Any, done: Any, given: list[Any]) -> float:
         """An op on DTensors has run with these tensors.  Returns its modelled seconds."""
         made, seconds = [done] if type(done) is DTensor else _tensors(done), 0.0
         if not (traits.handled or traits.views):
@@ -312,7 +286,7 @@ class OpWatch(TorchDispatchMode):
             return place
         return known[0]
 
-    def _ran(self, traits: _Traits, args: Any, kwargs: Any, done: Any, given: list[Any], made: list[Any]) -> float:
+    def _ran(self, traits: Traits, args: Any, kwargs: Any, done: Any, given: list[Any], made: list[Any]) -> float:
         """An op has run, no view, with these tensors among its arguments and results.  Returns its modelled seconds."""
         seconds = 0.0
         if traits.makes:
@@ -348,31 +322,28 @@ class OpWatch(TorchDispatchMode):
         local = x if type(x) is Tensor else local_of(x)
         if local is None or local.layout is not _STRIDED:
             return
-        storage = local.untyped_storage()
-        key = storage._cdata
-        if key not in self._held:
-            lane, alive = self._lane, _Alive(storage, self._forget)
-            alive.key = key
-            lane.memory.hold(key, storage.nbytes(), lane.makes, lane.module, alive)
+        self._hold(local.untyped_storage(), self._lane.makes, self._lane.module)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage has another size now, as FSDP gives its unsharded parameters."""
-        if storage._cdata in self._held:
-            self._lane.memory.hold(storage._cdata, storage.nbytes(), OTHER, self._lane.module)
+        self._memory.resized(storage)
 
     def label(self, x: Tensor, kind: str) -> None:
         """The storage of this tensor is of this kind."""
         local = local_of(x)
         if local is not None:
-            self.see(local)
-            self._lane.memory.relabel(local.untyped_storage()._cdata, kind)
+            storage = local.untyped_storage()
+            self._hold(storage, self._lane.makes, self._lane.module)
+            self._memory.relabel(storage, kind)
 
 
 def local_of(x: Tensor) -> Tensor | None:
     """The plain tensor that holds a tensor's elements; None for one without a storage of its own."""
-    local = x if type(x) in _PLAIN else x._local_tensor if isinstance(x, DTensor) else x
+    if type(x) in _PLAIN:
+        return x if x.layout is _STRIDED else None
+    local = x._local_tensor if isinstance(x, DTensor) else x
     local = local if type(local) in _PLAIN else getattr(local, "elem", local)  # of a functional collective's result
-    return local if type(local) in _PLAIN and local.layout == torch.strided else None
+    return local if type(local) in _PLAIN and local.layout is _STRIDED else None
 
 
 def shape_of(value: Any) -> Any:

@@ -37,7 +37,7 @@ from localtensor.collectives.rendezvous import Contribution, Ticket
 from localtensor.collectives.trace import events
 from localtensor.collectives.trace.events import Event, Recording, placements_text
 from localtensor.collectives.trace.lane import Lane, Span
-from localtensor.collectives.trace.memory import BUFFERS, Peak
+from localtensor.collectives.trace.memory import BUFFERS
 from localtensor.collectives.trace.module_spans import ModuleSpans
 from localtensor.collectives.trace.op_watch import OpWatch
 from localtensor.collectives.trace.output import problem_text
@@ -88,9 +88,7 @@ class Recorder(RunObserver):
     """
 
     def __init__(self, ranks: int, rates: Rates | None = None) -> None:
-        self.recording = Recording(
-            ranks, [f"rank {rank}" for rank in range(ranks)], peaks=[Peak() for _ in range(ranks)], busy=[0.0] * ranks
-        )
+        self.recording = Recording(ranks, [f"rank {rank}" for rank in range(ranks)], busy=[0.0] * ranks)
         self._rates = rates or Rates()
         self._lanes = [Lane(self.recording, rank) for rank in range(ranks)]
         self._calls: dict[Contribution, Event] = {}  # whose last part has not come
@@ -202,8 +200,12 @@ class Recorder(RunObserver):
         lane, modules = self._watched.lane, self._watched.modules
         if lane is None or modules is None:
             return original(*args, **named)
-        with lane.span(events.PASS, "backward pass", place_of_frame(sys._getframe(2))), modules.backward():
-            return original(*args, **named)
+        with lane.span(events.PASS, "backward pass", place_of_frame(sys._getframe(2))):
+            outer = modules.begin_backward()
+            try:
+                return original(*args, **named)
+            finally:
+                modules.end_backward(outer)
 
     def _save(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
         lane = self._watched.lane
@@ -254,16 +256,22 @@ def _redistribution(
     lane: Lane, kind: str, reason: str, place: Place | None, local: Tensor, source: Any, change: tuple[str, str]
 ) -> Span:
     """The span of a redistribution of a spec by this change."""
-    moved, axes = _moved_texts(change, source.mesh.mesh_dim_names, tuple(source.mesh.shape))
-    spec = f"{shape_text(source.shape, local.dtype)} @ {axes}: {moved}"
+    moved, spec = _moved_texts(change, source.mesh.mesh_dim_names, tuple(source.mesh.shape), source.shape, local.dtype)
     return lane.span(kind, moved, place, reason=reason, spec=spec)
 
 
 @lru_cache(1 << 10)
-def _moved_texts(change: tuple[str, str], names: tuple[str, ...] | None, sizes: tuple[int, ...]) -> tuple[str, str]:
-    """A change of placements and the axes of a mesh: `S(0) -> R` and `dp=2,tp=4`."""
+def _moved_texts(
+    change: tuple[str, str],
+    names: tuple[str, ...] | None,
+    sizes: tuple[int, ...],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> tuple[str, str]:
+    """A change of placements, by itself and of a tensor on a mesh: `S(0) -> R` and `f32[8] @ dp=2,tp=4: S(0) -> R`."""
     axes = ",".join(f"{name}={size}" for name, size in zip(names or [f"dim{i}" for i in range(len(sizes))], sizes))
-    return f"{change[0]} -> {change[1]}", axes
+    moved = f"{change[0]} -> {change[1]}"
+    return moved, f"{shape_text(shape, dtype)} @ {axes}: {moved}"
 
 
 def _message(error: BaseException) -> str:

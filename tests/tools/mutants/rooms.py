@@ -23,7 +23,7 @@ SEEN_FROM = {
     "strategies/sweep/causes/pages.py": "strategies/sweep/causes/test_script end_to_end/test_bench_findings",
     "strategies/ops/pointwise/monotone.py": "test_linear_unary_binary",
     "localtensor/processes/worker_group.py": "test_pool test_forked",
-    **dict.fromkeys((f"localtensor/collectives/trace/{name}.py" for name in ["lane", "module_spans", "op_watch", "memory", "events"]),
+    **dict.fromkeys((f"localtensor/collectives/trace/{name}.py" for name in ["lane", "module_spans", "op_traits", "op_watch", "memory", "events"]),
         "test_recorder test_chrome"),
     **dict.fromkeys((f"localtensor/runner/trace/{name}.py" for name in ["page", "summary", "tables"]),
         "test_files"),

@@ -6,6 +6,7 @@ from collections import Counter
 from contextlib import ExitStack
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -30,7 +31,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import localtensor as lt
 from localtensor.collectives.trace import events, op_watch
 from localtensor.collectives.trace.memory import ACTIVATIONS, BUFFERS, GRADIENTS, OTHER, PARAMETERS, STATE, Memory
-from localtensor.collectives.trace.op_watch import traits_of_op
+from localtensor.collectives.trace.op_traits import traits_of_op
 
 
 def recording_of(program, ranks=2, *args):
@@ -280,13 +281,52 @@ def test_memory_has_a_peak_by_kind_with_its_module():
 
 
 def test_memory_keeps_the_size_that_fsdp_gives_a_storage():
-    memory = Memory()
-    memory.hold(1, 100, OTHER, "a")
-    memory.relabel(1, BUFFERS)
-    memory.hold(1, 0, OTHER, "b")
-    assert (memory.now, memory.by_kind[BUFFERS], memory.by_module["a"]) == (0, 0, 0)
-    memory.hold(1, 60, OTHER, "b")
+    memory, (storage,) = Memory(), storages(100)
+    memory.hold(storage, OTHER, "a")
+    memory.relabel(storage, BUFFERS)
+    storage.resize_(0)
+    memory.resized(storage)
+    memory.hold(storage, OTHER, "b")  # it is held already
+    assert (memory.now, memory.by_kind[BUFFERS]) == (0, 0)
+    storage.resize_(60)
+    memory.resized(storage)
     assert (memory.now, memory.by_kind[BUFFERS], memory.peak.bytes) == (60, 60, 100)
+
+
+def storages(*sizes):
+    """Storages of so many bytes."""
+    return [torch.empty(size, dtype=torch.uint8).untyped_storage() for size in sizes]
+
+
+def test_an_op_with_a_list_of_sizes_is_known_by_it():
+    def program():
+        x = distribute_tensor(torch.ones(4, 1), init_device_mesh("cpu", (2,)), [Shard(0)])
+        for size in (3, 3, 5, 5, 3):
+            x.expand([4, size])
+
+    recording = lt.run(program, ranks=2, trace=True).recording
+    assert len(recording.ops) == 2 * 3  # the first of each size is looked at
+    gives = [event.gives[0].shape[1] for event in recording.of("op") if event.rank == 1 and "expand" in event.name]
+    assert gives == [3, 3, 5, 5, 3]
+
+
+def test_a_storage_at_the_place_of_a_freed_one_is_held_anew():
+    memory, times = Memory(), 50
+    for _ in range(times):  # the allocator gives the same identity again
+        memory.hold(*storages(10), ACTIVATIONS, "a")
+    memory.look(7)
+    assert len(memory.log) == 2 * times
+    assert (memory.now, memory.peak.bytes, memory.samples(np.empty((0, 2), np.int64)).tolist()) == (0, 10, [])
+
+
+def test_what_is_freed_after_the_end_is_of_no_account():
+    memory, held = Memory(), storages(10)
+    memory.hold(held[0], ACTIVATIONS, "a")
+    memory.look(7)
+    memory.close()
+    held.clear()
+    assert (memory.now, memory.peak.bytes, len(memory.log)) == (10, 10, 1)
+    assert memory.samples(np.empty((0, 2), np.int64)).tolist() == [[7, 0, 0, 0, 10, 0, 0]]
 
 
 def test_without_a_trace_nothing_is_replaced():
@@ -322,17 +362,18 @@ def test_torch_still_has_the_parts_that_are_replaced():
 
 
 def test_the_peak_of_memory_is_as_it_was_before_the_first_drop():
-    memory = Memory()
-    memory.hold(1, 60, BUFFERS, "a")
-    memory.hold(2, 40, BUFFERS, "b")
+    memory, held = Memory(), storages(60, 40, 30)
+    memory.hold(held[0], BUFFERS, "a")
+    memory.hold(held[1], BUFFERS, "b")
     assert {kind: size for kind, size in memory.peak.by_kind.items() if size} == {BUFFERS: 100}
-    memory.relabel(1, GRADIENTS)  # still at the peak, of which more is known now
-    memory.drop(2)
-    memory.hold(3, 30, PARAMETERS, "c")
+    memory.relabel(held[0], GRADIENTS)  # still at the peak, of which more is known now
+    del held[1]
+    memory.hold(held[1], PARAMETERS, "c")
     assert (memory.peak.bytes, memory.peak.module) == (100, "b")
     assert {kind: size for kind, size in memory.peak.by_kind.items() if size} == {BUFFERS: 40, GRADIENTS: 60}
     assert memory.peak.by_module == {"a": 60, "b": 40}
-    memory.hold(1, 80, BUFFERS, "c")  # resized: it keeps its kind and its module
+    held[0].resize_(80)
+    memory.resized(held[0])  # it keeps its kind and its module
     assert (memory.peak.bytes, memory.peak.module, memory.peak.by_module["a"]) == (110, "a", 80)
 
 
