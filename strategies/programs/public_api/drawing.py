@@ -95,7 +95,7 @@ def _some(name: str, mesh: tuple[int, ...], seed: int, turn: int) -> Iterator[tu
     for group, steps in groups.items():
         random.Random(f"{seed} {name} {group}").shuffle(steps)
     order = list(groups)
-    if len(order) > MOST:  # those of a list of torch's names have no order
+    if _is_of_torch(name):  # a list of torch's names has an order that is no choice
         random.Random(f"{seed} {name}").shuffle(order)
     rounds = itertools.zip_longest(*(groups[group] for group in order))
     steps = [step for row in rounds for step in row if step is not None]
@@ -104,10 +104,15 @@ def _some(name: str, mesh: tuple[int, ...], seed: int, turn: int) -> Iterator[tu
         yield steps[i % len(steps)], i
 
 
+def _is_of_torch(name: str) -> bool:
+    """Whether the steps of a name are a list of what tensors, functions and submeshes are used for."""
+    return name.startswith("torch.") or name in TWO_AXES
+
+
 def _most(name: str) -> int:
     if name.startswith("optim."):
         return MOST_OPTIMIZER
-    if name.startswith("torch.") or name in TWO_AXES:
+    if _is_of_torch(name):
         return MOST_OF_TORCH
     return MOST_FURTHER if name.startswith(OF_TORCH) or base_name(name) != name else MOST
 

@@ -57,7 +57,7 @@ def on_rows(x: Any, axis: int, placement: Placement, use: Callable[[Any], Sequen
     names = ("first", "second")
     mesh = DeviceMesh(x.device_mesh.device_type, x.device_mesh.mesh, mesh_dim_names=names)
     number = number_along(mesh, 1 - axis) % 2
-    mine, row = torch.where(number == 0, *values), mesh[names[axis]]
+    mine, row = torch.where(number == 0, values[0], values[1]), mesh[names[axis]]
     piece = piece_of(mine, row, [placement])
     given = DTensor.from_local(piece, row, [placement], shape=mine.shape, stride=mine.stride())
     return [by_row(whole(out), mesh, 1 - axis) for out in use(given)]

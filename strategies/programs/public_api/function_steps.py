@@ -42,7 +42,7 @@ class Use:
 
 
 BOOL, TRUE, FALSE = ("False", "True"), ("True",), ("False",)
-LOSS = {"reduction": ("'sum'", "'none'")}
+LOSS: Choices = {"reduction": ("'sum'", "'none'")}
 LIKE = "eighths(x.shape, x)"
 _CLASSES = "numbered((x.shape[0], *x.shape[2:]), x.shape[1])"
 _BY_CLASS = "eighths((x.shape[1],), x).abs() + 1"
@@ -65,49 +65,121 @@ _HALF: Choices = {"p": ("0.0",), "training": FALSE, "inplace": TRUE}
 _MASK = "eighths((x.shape[1], x.shape[1]), x)"
 POINTWISE = {
     **_pointwise(
-        relu={"inplace": TRUE}, leaky_relu={"negative_slope": ("0.3",), "inplace": TRUE}, elu={"alpha": ("0.5",), "inplace": TRUE},
-        celu={"alpha": ("0.5",), "inplace": TRUE}, selu={"inplace": TRUE}, relu6={"inplace": TRUE}, silu={"inplace": TRUE},
-        mish={"inplace": TRUE}, hardtanh={"min_val": ("-0.5",), "max_val": ("0.7",), "inplace": TRUE}, hardswish={"inplace": TRUE},
-        hardsigmoid={"inplace": TRUE}, hardshrink={"lambd": ("0.1",)}, softshrink={"lambd": ("0.1",)}, tanhshrink={}, softsign={},
-        softplus={"beta": ("2.0",), "threshold": ("1.0",)}, logsigmoid={}, gelu={"approximate": ("'tanh'",)}, rrelu={"inplace": TRUE},
-        sigmoid={}, tanh={}, softmax={"dtype": ("torch.float64",)}, log_softmax={"dtype": ("torch.float64",)},
-        softmin={"dtype": ("torch.float64",)}, normalize={"p": ("1.0", "3.0", "float('inf')"), "dim": ("0", "-1"), "eps": ("0.5",)},
+        relu={"inplace": TRUE},
+        leaky_relu={"negative_slope": ("0.3",), "inplace": TRUE},
+        elu={"alpha": ("0.5",), "inplace": TRUE},
+        celu={"alpha": ("0.5",), "inplace": TRUE},
+        selu={"inplace": TRUE},
+        relu6={"inplace": TRUE},
+        silu={"inplace": TRUE},
+        mish={"inplace": TRUE},
+        hardtanh={"min_val": ("-0.5",), "max_val": ("0.7",), "inplace": TRUE},
+        hardswish={"inplace": TRUE},
+        hardsigmoid={"inplace": TRUE},
+        hardshrink={"lambd": ("0.1",)},
+        softshrink={"lambd": ("0.1",)},
+        tanhshrink={},
+        softsign={},
+        softplus={"beta": ("2.0",), "threshold": ("1.0",)},
+        logsigmoid={},
+        gelu={"approximate": ("'tanh'",)},
+        rrelu={"inplace": TRUE},
+        sigmoid={},
+        tanh={},
+        softmax={"dtype": ("torch.float64",)},
+        log_softmax={"dtype": ("torch.float64",)},
+        softmin={"dtype": ("torch.float64",)},
+        normalize={"p": ("1.0", "3.0", "float('inf')"), "dim": ("0", "-1"), "eps": ("0.5",)},
     ),
     "threshold": Use(FLOATS, "a, 0.2, 5.0", flags={"inplace": TRUE}),
     "glu": Use(IMAGES, "torch.cat([a, a * 2], 1)", flags={"dim": ("1", "2")}),
     "prelu": Use(IMAGES, "a, w", {"w": _OF_C}),
-    **{name: Use(IMAGES, "a", flags=_HALF | ({"p": ("0.0", "1.0")} if "alpha" not in name else {}))
-       for name in ("dropout", "dropout2d", "alpha_dropout", "feature_alpha_dropout")},
+    **{
+        name: Use(IMAGES, "a", flags=_HALF | ({"p": ("0.0", "1.0")} if "alpha" not in name else {}))
+        for name in ("dropout", "dropout2d", "alpha_dropout", "feature_alpha_dropout")
+    },
 }
 LAYERS = {
     "linear": Use(ROWS, "a, w", {"w": "eighths((4, x.shape[-1]), x)"}, {"bias": ("a.new_ones(4) * 2",)}),
-    "bilinear": Use(ROWS, "a, b, w", {"b": LIKE, "w": "eighths((3, x.shape[-1], x.shape[-1]), x)"}, {"bias": ("a.new_ones(3)",)}),
+    "bilinear": Use(
+        ROWS, "a, b, w", {"b": LIKE, "w": "eighths((3, x.shape[-1], x.shape[-1]), x)"}, {"bias": ("a.new_ones(3)",)}
+    ),
     "one_hot": Use(INDICES, flags={"num_classes": ("5", "7")}),
-    "embedding": Use(INDICES, "a, w", {"w": "eighths((5, 6), torch.ones(()))"},
-                     {"padding_idx": ("1", "-2"), "scale_grad_by_freq": TRUE, "max_norm": ("0.5",), "norm_type": ("1.0",)}, "w.detach()"),
-    "layer_norm": Use(SEQUENCES, "a, a.shape[-1:]", {}, {"weight": ("a.new_ones(a.shape[-1]) * 2",), "bias": ("a.new_ones(a.shape[-1])",), "eps": ("0.5",)}),
+    "embedding": Use(
+        INDICES,
+        "a, w",
+        {"w": "eighths((5, 6), torch.ones(()))"},
+        {"padding_idx": ("1", "-2"), "scale_grad_by_freq": TRUE, "max_norm": ("0.5",), "norm_type": ("1.0",)},
+        "w.detach()",
+    ),
+    "layer_norm": Use(
+        SEQUENCES,
+        "a, a.shape[-1:]",
+        {},
+        {"weight": ("a.new_ones(a.shape[-1]) * 2",), "bias": ("a.new_ones(a.shape[-1])",), "eps": ("0.5",)},
+    ),
     "rms_norm": Use(SEQUENCES, "a, a.shape[-1:]", {}, {"weight": ("a.new_ones(a.shape[-1]) * 2",), "eps": ("0.5",)}),
-    "group_norm": Use(IMAGES, "torch.cat([a, a + 1], 1), 2", {}, {"eps": ("0.5",), "weight": ("a.new_ones(a.shape[1] * 2) * 2",), "bias": ("a.new_ones(a.shape[1] * 2)",)}),
-    "instance_norm": Use(IMAGES, "a", {}, {"momentum": ("0.5",), "eps": ("0.5",), "weight": (_ONES,), "bias": (_ONES,)}),
+    "group_norm": Use(
+        IMAGES,
+        "torch.cat([a, a + 1], 1), 2",
+        {},
+        {"eps": ("0.5",), "weight": ("a.new_ones(a.shape[1] * 2) * 2",), "bias": ("a.new_ones(a.shape[1] * 2)",)},
+    ),
+    "instance_norm": Use(
+        IMAGES, "a", {}, {"momentum": ("0.5",), "eps": ("0.5",), "weight": (_ONES,), "bias": (_ONES,)}
+    ),
     "local_response_norm": Use(IMAGES, "a, 3", {}, {"alpha": ("0.5",), "beta": ("0.5",), "k": ("2.0",)}),
-    "batch_norm": Use(IMAGES, "a, m.detach(), s.detach()", {"m": _OF_C, "s": _BY_CLASS},
-                      {"training": TRUE, "momentum": ("0.5",), "eps": ("0.5",), "weight": (_ONES,), "bias": (_ONES,)}, "m.detach(), s.detach()"),
+    "batch_norm": Use(
+        IMAGES,
+        "a, m.detach(), s.detach()",
+        {"m": _OF_C, "s": _BY_CLASS},
+        {"training": TRUE, "momentum": ("0.5",), "eps": ("0.5",), "weight": (_ONES,), "bias": (_ONES,)},
+        "m.detach(), s.detach()",
+    ),
 }
 LOSSES = {
-    "cross_entropy": Use(LOGITS, "a, t", {"t": _CLASSES},
-                         {**LOSS, "label_smoothing": ("0.25",), "ignore_index": ("1",), "weight": (_ONES,)}),
-    "nll_loss": Use(LOGITS, "a.log_softmax(1), t", {"t": _CLASSES}, {**LOSS, "ignore_index": ("1",), "weight": (_ONES,)}),
+    "cross_entropy": Use(
+        LOGITS,
+        "a, t",
+        {"t": _CLASSES},
+        {**LOSS, "label_smoothing": ("0.25",), "ignore_index": ("1",), "weight": (_ONES,)},
+    ),
+    "nll_loss": Use(
+        LOGITS, "a.log_softmax(1), t", {"t": _CLASSES}, {**LOSS, "ignore_index": ("1",), "weight": (_ONES,)}
+    ),
     "binary_cross_entropy": _loss("a.sigmoid(), t", _BINARY, weight=("a.new_ones(a.shape[-1]) * 2",)),
-    "binary_cross_entropy_with_logits": _loss("a, t", _BINARY, weight=("a.new_ones(a.shape[-1]) * 2",), pos_weight=("a.new_ones(a.shape[-1]) * 3",)),
-    "mse_loss": _loss(weight=("t.abs()",)), "l1_loss": _loss(weight=("t.abs()",)), "smooth_l1_loss": _loss(beta=("0.5", "0.0")), "huber_loss": _loss(delta=("0.5",), weight=("t.abs()",)),
+    "binary_cross_entropy_with_logits": _loss(
+        "a, t", _BINARY, weight=("a.new_ones(a.shape[-1]) * 2",), pos_weight=("a.new_ones(a.shape[-1]) * 3",)
+    ),
+    "mse_loss": _loss(weight=("t.abs()",)),
+    "l1_loss": _loss(weight=("t.abs()",)),
+    "smooth_l1_loss": _loss(beta=("0.5", "0.0")),
+    "huber_loss": _loss(delta=("0.5",), weight=("t.abs()",)),
     "kl_div": _loss("a.log_softmax(-1), t.softmax(-1)", log_target=TRUE, reduction=("'sum'", "'none'", "'batchmean'")),
-    "poisson_nll_loss": _loss("a.abs(), t.abs()", log_input=FALSE, full=TRUE, eps=("0.1",)), "soft_margin_loss": _loss("a, t.detach()", _SIGNS),
-    "gaussian_nll_loss": _loss("a, t, t.abs() + 1", full=TRUE, eps=("0.1",)), "hinge_embedding_loss": _loss(t=_SIGNS, margin=("0.5",)),
-    "cosine_embedding_loss": Use(ROWS, "a, b, t", {"b": LIKE, "t": "(numbered(x.shape[:1], 2) * 2 - 1).to(x.dtype)"}, {**LOSS, "margin": ("0.5",)}),
+    "poisson_nll_loss": _loss("a.abs(), t.abs()", log_input=FALSE, full=TRUE, eps=("0.1",)),
+    "soft_margin_loss": _loss("a, t.detach()", _SIGNS),
+    "gaussian_nll_loss": _loss("a, t, t.abs() + 1", full=TRUE, eps=("0.1",)),
+    "hinge_embedding_loss": _loss(t=_SIGNS, margin=("0.5",)),
+    "cosine_embedding_loss": Use(
+        ROWS,
+        "a, b, t",
+        {"b": LIKE, "t": "(numbered(x.shape[:1], 2) * 2 - 1).to(x.dtype)"},
+        {**LOSS, "margin": ("0.5",)},
+    ),
     "margin_ranking_loss": Use(FLOATS, "a, b, t", {"b": LIKE, "t": _SIGNS}, {**LOSS, "margin": ("0.5",)}),
-    "triplet_margin_loss": Use(ROWS, "a, b, t", {"b": LIKE, "t": f"{LIKE}.flip(0)"}, {**LOSS, "p": ("1.0",), "swap": TRUE, "margin": ("0.5",), "eps": ("0.1",)}),
-    "multi_margin_loss": Use(ROWS, "a, t", {"t": "numbered(x.shape[:1], x.shape[1])"}, {**LOSS, "p": ("2",), "margin": ("0.5",), "weight": (_ONES,)}),
-    "multilabel_margin_loss": Use(ROWS, "a, t", {"t": "numbered(x.shape, x.shape[1])"}, LOSS),
+    "triplet_margin_loss": Use(
+        ROWS,
+        "a, b, t",
+        {"b": LIKE, "t": f"{LIKE}.flip(0)"},
+        {**LOSS, "p": ("1.0",), "swap": TRUE, "margin": ("0.5",), "eps": ("0.1",)},
+    ),
+    "multi_margin_loss": Use(
+        ROWS,
+        "a, t",
+        {"t": "numbered(x.shape[:1], x.shape[1])"},
+        {**LOSS, "p": ("2",), "margin": ("0.5",), "weight": (_ONES,)},
+    ),
+    "multilabel_margin_loss": Use(ROWS, "a, t", {"t": "numbered(x.shape, x.shape[1])"}, {**LOSS}),
     "multilabel_soft_margin_loss": Use(ROWS, "a, t", {"t": _BINARY}, {**LOSS, "weight": (_ONES,)}),
     "cosine_similarity": Use(FLOATS, "a, b", {"b": LIKE}, {"dim": ("0", "-1"), "eps": ("0.5",)}),
     "pairwise_distance": Use(FLOATS, "a, b", {"b": LIKE}, {"p": ("1.0", "3.0"), "keepdim": TRUE, "eps": ("0.1",)}),
@@ -164,13 +236,15 @@ def combinations(flags: Choices) -> list[dict[str, str]]:
 
 def function_names() -> list[str]:
     """The public functions of the installed torch: not those in place, of other numbers of dims, or with the indices of a pool."""
-    found = []
-    for name, value in vars(functional).items():
-        own = getattr(value, "__module__", None) in (None, functional.__name__, "torch._C._nn", "torch._jit_internal")
-        if own and callable(value) and not isinstance(value, type) and not name.startswith("_"):
-            if not name.endswith(("_", "_with_indices", "1d", "3d")) and not re.search("fractional|unpool", name):
-                found.append(name)
-    return found
+    homes = (None, functional.__name__, "torch._C._nn", "torch._jit_internal")
+    return [
+        name
+        for name, value in vars(functional).items()
+        if callable(value)
+        and not isinstance(value, type)
+        and getattr(value, "__module__", None) in homes
+        and not re.search("^_|_$|_with_indices$|1d$|3d$|fractional|unpool", name)
+    ]
 
 
 def flag_names(name: str) -> list[str]:
@@ -198,7 +272,9 @@ def function(name: str, use: Use) -> Iterator[PublicStep]:
         text = f"F.{name}({', '.join([use.first, *(f'{n}={v}' for n, v in given.items())])})"
         result = f"({text}, {use.also})" if use.also else text
         for cuts in _cuts(len(use.others)):
-            words = "".join(f", {n} cut along {cut}" for n, cut in zip(use.others, cuts, strict=True) if cut is not None)
+            words = "".join(
+                f", {n} cut along {cut}" for n, cut in zip(use.others, cuts, strict=True) if cut is not None
+            )
             others = "".join(f"{value}, " for value in use.others.values())
             code = f"flagged(x, lambda {', '.join(['a', *use.others])}: {result}, ({others}), {cuts}, {number})"
             yield PublicStep(f"{text}{words}", code, use.kind, group=name, aspect=name)
@@ -207,8 +283,12 @@ def function(name: str, use: Use) -> Iterator[PublicStep]:
 def _cuts(tensors: int) -> list[tuple[int | None, ...]]:
     """Layouts of the other tensors: none cut; each in turn cut along its first or its last dim, or its dim 1; all along the first."""
     whole = (None,) * tensors
-    one: list[tuple[int | None, ...]] = [(*whole[:i], dim, *whole[i + 1 :]) for i in range(tensors) for dim in (0, 1, -1)]
+    one: list[tuple[int | None, ...]] = [
+        (*whole[:i], dim, *whole[i + 1 :]) for i in range(tensors) for dim in (0, 1, -1)
+    ]
     return [whole, *one, *([(0,) * tensors] if tensors > 1 else [])]
 
 
-FUNCTION_STEPS: dict[str, Generator] = {f"torch.nn.functional, {name}": functools.partial(family, name) for name in FAMILIES}
+FUNCTION_STEPS: dict[str, Generator] = {
+    f"torch.nn.functional, {name}": functools.partial(family, name) for name in FAMILIES
+}

@@ -5,6 +5,7 @@ A generator takes the number of mesh axes and yields steps.  Names are those tha
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import warnings
@@ -53,11 +54,10 @@ def told_names() -> dict[str, str]:
         for name in dir(Tensor):
             if name.startswith("_") or name.endswith("_") or name in OF_PIECES:
                 continue
-            try:
+            value, called = None, None
+            with contextlib.suppress(Exception):  # why: a method that needs arguments or another tensor raises anything
                 value = getattr(torch.ones(3, 2), name)
                 called = value() if callable(value) else value
-            except Exception:  # why: a method that needs arguments or another kind of tensor raises anything
-                continue
             tensors = isinstance(called, tuple) and any(isinstance(v, Tensor) for v in called)
             if (isinstance(called, PLAIN) and not tensors) or (isinstance(called, Tensor) and not callable(value)):
                 found[name] = f"x.{name}()" if callable(value) else f"x.{name}"
@@ -75,9 +75,17 @@ def tells(axes: int) -> Iterator[PublicStep]:
         yield PublicStep(text, f"told({call})", NUMBERS, group="Python", aspect=text)
 
 
-_SCALARS = ("x.sum()", "x.amax()", "x.mean()", "x.argmax()", "x.reshape(-1)[0]", "x.norm()", "(x > 0).all()")
+_SCALARS = ("x.sum()", "x.amax()", "x.mean()", "x.argmax()", "x.norm()", "(x > 0).all()")
 _OF_FLOATS = ("{}.item()", "float({})", "complex({})", "bool({})", "{}.item() > 0")
-_OF_INTS = ("int({})", "operator.index({})", "format({}, 'd')", "'%d' % {}", "range(90)[{} % 7]", "bool({})", "str({}.item())")
+_OF_INTS = (
+    "int({})",
+    "operator.index({})",
+    "format({}, 'd')",
+    "'%d' % {}",
+    "range(90)[{} % 7]",
+    "bool({})",
+    "str({}.item())",
+)
 
 
 def numbers(axes: int) -> Iterator[PublicStep]:
@@ -104,7 +112,7 @@ _CHANGED = {
     "load_state_dict": "m.load_state_dict(n.state_dict())", "load_state_dict(assign=True)": "m.load_state_dict(n.state_dict(), assign=True)",
     "double()": "m.double()", "to(float64)": "m.to(torch.float64)", "bfloat16()": "m.bfloat16()", "requires_grad_(False)": "m.requires_grad_(False)",
     "zero_grad()": "m.zero_grad()", "zero_grad(False)": "m.zero_grad(set_to_none=False)", "apply(zeros_)": "m.apply(lambda v: nn.init.zeros_(v.weight))",
-    "nn.init.eye_": "nn.init.eye_(m.weight)", "nn.init.constant_": "nn.init.constant_(m.weight, 0.5)", "nn.init.dirac": "nn.init.ones_(m.weight)",
+    "nn.init.eye_": "nn.init.eye_(m.weight)", "nn.init.constant_": "nn.init.constant_(m.weight, 0.5)", "nn.init.ones_": "nn.init.ones_(m.weight)",
     "vector_to_parameters": "nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(n.parameters()), m.parameters())",
     "weight = n.weight": "setattr(m, 'weight', n.weight)",
 }  # fmt: skip
@@ -156,7 +164,9 @@ def copies(axes: int) -> Iterator[PublicStep]:
 
 def factories(axes: int) -> Iterator[PublicStep]:
     """Tensors made after another one, of any layout: all methods `new_...` and functions `..._like` that draw no random numbers."""
-    names = [name for name in dir(Tensor) if name.startswith("new_") and name != "new_tensor" and name != "new_empty_strided"]
+    names = [
+        name for name in dir(Tensor) if name.startswith("new_") and name not in {"new_tensor", "new_empty_strided"}
+    ]
     for size in ("x.shape", "(3,)", "()", "(*x.shape, 2)", "x.shape[1:]"):
         for name in names:
             value = ", 2" if name == "new_full" else ""
@@ -220,7 +230,9 @@ def augmented(axes: int) -> Iterator[PublicStep]:
             fits = _whole_int if name in ("iand", "ior", "ixor", "ilshift", "irshift") else _whole_float
             for layout in layouts_on(axes, MOVES):
                 code = f"augmented(x, {name!r}, {placements_code(layout)})"
-                yield PublicStep(f"x {name} y, y in {placements_code(layout)}", code, NUMBERS, (layout,), fits, name, name)
+                yield PublicStep(
+                    f"x {name} y, y in {placements_code(layout)}", code, NUMBERS, (layout,), fits, name, name
+                )
     for name in sorted(set(dir(Tensor)) & {f"__r{n[1:]}__" for n in _INPLACE}):
         fits = _whole_int if name in ("__rand__", "__ror__", "__rxor__", "__rlshift__", "__rrshift__") else _whole_float
         yield PublicStep(f"x.{name}(2)", f"told(x.{name}(2))", NUMBERS, (), fits, "left", name)
@@ -234,7 +246,9 @@ _INDICES = ("0", "-1", "slice(1, 3)", "slice(None, None, 2)", "slice(-2, None)",
 def items(axes: int) -> Iterator[PublicStep]:
     for index in _INDICES:
         name = index.replace(", a)", ")")
-        kind = "a mask or indices" if "a >" in index or "indices" in index else "a list" if index[0] == "[" else "a view"
+        kind = (
+            "a mask or indices" if "a >" in index or "indices" in index else "a list" if index[0] == "[" else "a view"
+        )
         yield PublicStep(f"x[{name}]", f"(lambda a: told(a[{index}]))(x)", ROWS, (), _has_rows, index, kind)
         for text, value in (("-2", "-2"), ("y", f"a.detach()[{index}] * 0 + 2")):
             if text == "-2" or index not in ("a > 0", "(a > 0)[:, 0]"):

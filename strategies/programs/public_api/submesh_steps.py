@@ -46,13 +46,14 @@ _COMPUTED = (
     "v * v.sum(0)", "F.cross_entropy(v.reshape(-1, v.shape[-1]), (v.reshape(-1, v.shape[-1]) > 10).to(v.dtype))", "v.tril()",
     "torch.cat([v, v])", "v.unfold(0, 1, 1)",
 )  # fmt: skip
+_REGISTERED = """registered(v, 'scaled', '(Tensor x, Tensor y) -> Tensor', lambda x, y: x * 2 + y,
+lambda x, y: [([Replicate()], [Replicate()] * 2)])""".replace("\n", " ")
 _MOVED = (
     "[v.redistribute(placements=[Replicate()]) if hasattr(v, 'placements') else v]", "[whole(v)]",
     "[v.redistribute(placements=[Shard(0)]) if hasattr(v, 'placements') else v]",
     "[v.redistribute(placements=[Shard(1)], async_op=True) if hasattr(v, 'placements') else v]",
     "row_source(v, Shard(0))", "row_source(v, Replicate())", "from_local(v, coming=[Shard(0)])", "to_local(v)",
-    "full_tensor(v, grad_placements=[Partial('sum')])", "registered(v, 'scaled', '(Tensor x, Tensor y) -> Tensor', lambda x, y: x * 2 + y, "
-    "lambda x, y: [([Replicate()], [Replicate()] * 2)])", "created(v, 'full', [Shard(0)], 2.0)",
+    "full_tensor(v, grad_placements=[Partial('sum')])", _REGISTERED, "created(v, 'full', [Shard(0)], 2.0)",
     "mapped(v, lambda a: a.sum(0), lambda v: [], in_placements=([Shard(0)],), out_placements=[Partial('sum')])",
 )  # fmt: skip
 _TRAINED = (
@@ -97,11 +98,18 @@ _RESHARDED = ("nn.Linear(n, 8)", "nn.Sequential(nn.Linear(n, 12), nn.Tanh(), nn.
 def reshards(axes: int) -> Iterator[PublicStep]:
     for module in _RESHARDED:
         for dim in (None, 0, 1):
-            yield PublicStep(f"input_reshard({module}, mesh, {dim})", f"resharded(x, lambda n: {module}, {dim})", ROWS, group=str(dim))
+            yield PublicStep(
+                f"input_reshard({module}, mesh, {dim})",
+                f"resharded(x, lambda n: {module}, {dim})",
+                ROWS,
+                group=str(dim),
+            )
             if module.startswith("nn.Seq"):
                 plan = "{'0': parallel.ColwiseParallel(), '2': parallel.RowwiseParallel()}"
                 call = f"input_reshard(parallelize_module({module}, mesh, {plan}), mesh, {dim})"
-                yield PublicStep(call, f"resharded(x, lambda n: {module}, {dim}, {plan})", ROWS, group=f"{dim} of a plan")
+                yield PublicStep(
+                    call, f"resharded(x, lambda n: {module}, {dim}, {plan})", ROWS, group=f"{dim} of a plan"
+                )
 
 
 def watched(axes: int) -> Iterator[PublicStep]:

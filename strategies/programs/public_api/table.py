@@ -81,19 +81,21 @@ MOST_AXES = 2
 def public_modules() -> dict[str, Any]:
     """The public modules within `torch.distributed.tensor`, by their names in it: `parallel.input_reshard`."""
     found: dict[str, Any] = {}
-    paths = [("", dtensor.__path__)]
+    paths = [("", list(dtensor.__path__))]
     for prefix, path in paths:
         for one in pkgutil.iter_modules(path):
             if not one.name.startswith("_"):
                 found[prefix + one.name] = module = importlib.import_module(f"{dtensor.__name__}.{prefix}{one.name}")
-                paths += [(f"{prefix}{one.name}.", module.__path__)] if one.ispkg else []
+                paths += [(f"{prefix}{one.name}.", list(module.__path__))] if one.ispkg else []
     return found
 
 
 def public_names() -> list[str]:
     """Each public name of the installed torch, by its package: `tensor.zeros`, `parallel.ColwiseParallel`; or `DTensor.to_local`."""
     names = [f"{package}.{name}" for package, module in _PACKAGES.items() for name in module.__all__]
-    offered = [getattr(module, name) for module in _PACKAGES.values() for name in module.__all__ if hasattr(module, name)]
+    offered = [
+        getattr(module, name) for module in _PACKAGES.values() for name in module.__all__ if hasattr(module, name)
+    ]
     for package, module in public_modules().items():
         rest = (name for name in getattr(module, "__all__", ()) if package not in _PACKAGES)
         names += [f"{package}.{name}" for name in rest if not any(getattr(module, name) is one for one in offered)]
