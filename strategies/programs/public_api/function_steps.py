@@ -186,14 +186,14 @@ LOSSES = {
     "pdist": Use(ROWS, "a * a", {}, {"p": ("1.0", "3.0")}),
 }
 SPACES = {
-    "pad": Use(IMAGES, "a, (1, 0, 0, 1)", {}, {"value": ("2.0",), "mode": ("'reflect'", "'replicate'", "'circular'")}),
+    "pad": Use(IMAGES, "a, (1, 0, 0, 1)", {}, {"value": ("2.0",), "mode": ("'reflect'", "'replicate'", "'circular'", "'constant'")}),
     "interpolate": Use(IMAGES, "a, None, 2.0", {}, {"recompute_scale_factor": TRUE, "mode": ("'bilinear'", "'bicubic'", "'area'", "'nearest-exact'")}),
     "upsample": Use(IMAGES, "a, None, 2", {}, {"mode": ("'bilinear'",)}),
     "grid_sample": Use(IMAGES, "a, g", {"g": "eighths((x.shape[0], 2, 3, 2), x)"},
                        {"mode": ("'nearest'", "'bicubic'"), "padding_mode": ("'border'", "'reflection'"), "align_corners": BOOL}),
     "affine_grid": Use(IMAGES, "t, a.shape", {"t": "eighths((x.shape[0], 2, 3), x)"}, {"align_corners": BOOL}),
     "conv1d": Use(SEQUENCES, "a, w", {"w": "eighths((4, x.shape[1], 3), x)"},
-                  {"padding": ("1", "'same'"), "stride": ("2",), "dilation": ("2",), "bias": ("a.new_ones(4)",)}),
+                  {"padding": ("'same'", "1"), "stride": ("2",), "dilation": ("2",), "bias": ("a.new_ones(4)",)}),
     "conv2d": Use(IMAGES, "a, w", {"w": "eighths((4, x.shape[1], 1, 2), x)"}, {"padding": ("1", "(0, 1)"), "stride": ("2",), "bias": ("a.new_ones(4)",)}),
     "conv_transpose2d": Use(IMAGES, "a, w", {"w": "eighths((x.shape[1], 4, 1, 2), x)"},
                             {"padding": ("(0, 1)",), "stride": ("2",), "output_padding": ("(0, 0)",), "bias": ("a.new_ones(4)",)}),

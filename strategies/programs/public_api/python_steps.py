@@ -149,7 +149,7 @@ _COPIES = {
     "torch.load(torch.save(x))": "lambda v: saved_and_loaded(v)", "x.clone().detach()": "lambda v: nn.Parameter(v.clone().detach(), v.requires_grad)",
     "torch.load(torch.save(x), weights_only=False)": "lambda v: saved_and_loaded(v, weights_only=False)",
     "torch.load(torch.save(x), map_location='cpu')": "lambda v: saved_and_loaded(v, map_location='cpu')",
-    "copy.deepcopy of a layer": "lambda v: copy.deepcopy(nn.ParameterList([v]))[0]",
+    "copy.deepcopy of a layer": "lambda v: copy.deepcopy(nn.ParameterList([nn.Parameter(v, v.requires_grad)]))[0]",
     "nn.Parameter(x)": "lambda v: nn.Parameter(v, v.requires_grad)", "x.data": "lambda v: nn.Parameter(v.data, v.requires_grad)",
 }  # fmt: skip
 
