@@ -44,7 +44,7 @@ _ORDER = (*MESHES, (2, 2), (2, 3))
 MOST = 8
 """The largest number of programs of one public name on one mesh."""
 MOST_FURTHER, MOST_OPTIMIZER, MOST_OF_TORCH = 6, 2, 8
-"""The same for further programs of a name that has others; of an optimizer; of what tensors, functions and submeshes are used for."""
+"""The same for further programs of a name that has others; of an optimizer, or of what only counts; of what tensors, functions and submeshes are used for."""
 REPEATS = 2
 """How often one step is drawn for one mesh, at most: with other tensors and layouts."""
 SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -110,7 +110,7 @@ def _is_of_torch(name: str) -> bool:
 
 
 def _most(name: str) -> int:
-    if name.startswith("optim."):
+    if name.startswith(("optim.", "debug.")):
         return MOST_OPTIMIZER
     if _is_of_torch(name):
         return MOST_OF_TORCH

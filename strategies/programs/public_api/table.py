@@ -67,7 +67,7 @@ WITHOUT_PROGRAMS = {
     "optim.SparseAdam": "it takes sparse gradients, which DTensor does not have",
     "debug.visualize_sharding": "it prints, and has no result",
     "parallel.fsdp.DTensorExtensions": "what the older FSDP calls; users do not",
-    **{f"functional.{name}": why for name, why in FUNCTIONS_LEFT_OUT.items()},
+    **{f"functional.{name}": why for name, why in FUNCTIONS_LEFT_OUT.items() if hasattr(F, name)},
     "experimental.context_parallel": "it changes how attention runs on buffers that it cuts itself: it has no program here",
 }
 """Public names without programs of their own, and the reason."""
