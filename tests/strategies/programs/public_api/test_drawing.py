@@ -100,7 +100,10 @@ WRONG = {
 @pytest.mark.parametrize("name", sorted(set(STEPS) - RAISE_ON_CPU - WRONG))
 def test_even_shards_of_two_ranks_are_right(name):
     """torch 2.13 refuses gradients of partial maxima, and of a Partial that comes in shards."""
-    left = [p for p in programs_of(name) if all(x.is_replicate() or x.is_shard() for x in p.inputs[0])]
+    few = name.startswith("debug.")  # on one mesh
+    left = [
+        p for p in programs_of(name, turns=1 + 3 * few) if all(x.is_replicate() or x.is_shard() for x in p.inputs[0])
+    ]
     left = [
         p
         for p in left
