@@ -18,8 +18,9 @@ from torch.distributed.tensor import Partial
 from localtensor.layout import Layout, has_one_meaning
 from strategies.model.rule import PUBLIC, Call, Leaf, Program, Sample
 from strategies.programs.mesh_programs import placement_options
-from strategies.programs.public_api.table import OF_TORCH, STEPS, base_name, public_steps, step_name
+from strategies.programs.public_api.table import OF_TORCH, STEPS, TWO_AXES, base_name, public_steps, step_name
 from strategies.programs.public_api.tensor_steps import (
+    EVEN,
     EVEN_SEQUENCES,
     FEW_CLASSES,
     FLOATS,
@@ -42,8 +43,8 @@ _ORDER = (*MESHES, (2, 2), (2, 3))
 """Meshes that follow each other: each has the steps of a name that come after those of the mesh before."""
 MOST = 8
 """The largest number of programs of one public name on one mesh."""
-MOST_FURTHER, MOST_OPTIMIZER = 6, 2
-"""The same for further programs of a name that has others, and of torch's own functions; and of an optimizer."""
+MOST_FURTHER, MOST_OPTIMIZER, MOST_OF_TORCH = 6, 2, 8
+"""The same for further programs of a name that has others; of an optimizer, or of what only counts; of what tensors, functions and submeshes are used for."""
 REPEATS = 2
 """How often one step is drawn for one mesh, at most: with other tensors and layouts."""
 SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -57,6 +58,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     LOGITS: ((8, 6), (5, 12), (4, 5), (3, 8, 2), (2, 6, 4)),
     IMAGES: ((2, 6, 2, 3), (3, 8, 2, 2), (2, 5, 3, 4)),
     FEW_CLASSES: ((4, 2), (6, 3), (3, 2, 4)),
+    EVEN: ((6, 12), (12, 6), (6, 6, 2)),
 }
 """Shapes that are even, uneven, and shorter than the mesh, for each kind of tensors."""
 DTYPES = {NUMBERS: (torch.float64, torch.float32, torch.int64), INDICES: (torch.int64,)}
@@ -92,16 +94,26 @@ def _some(name: str, mesh: tuple[int, ...], seed: int, turn: int) -> Iterator[tu
         groups.setdefault(step.group, []).append(step)
     for group, steps in groups.items():
         random.Random(f"{seed} {name} {group}").shuffle(steps)
-    rounds = itertools.zip_longest(*groups.values())
+    order = list(groups)
+    if _is_of_torch(name):  # a list of torch's names has an order that is no choice
+        random.Random(f"{seed} {name}").shuffle(order)
+    rounds = itertools.zip_longest(*(groups[group] for group in order))
     steps = [step for row in rounds for step in row if step is not None]
     most = min(_most(name), REPEATS * len(steps))
     for i in range(turn * most, (turn + 1) * most):
         yield steps[i % len(steps)], i
 
 
+def _is_of_torch(name: str) -> bool:
+    """Whether the steps of a name are a list of what tensors, functions and submeshes are used for."""
+    return name.startswith("torch.") or name in TWO_AXES
+
+
 def _most(name: str) -> int:
-    if name.startswith("optim."):
+    if name.startswith(("optim.", "debug.")):
         return MOST_OPTIMIZER
+    if _is_of_torch(name):
+        return MOST_OF_TORCH
     return MOST_FURTHER if name.startswith(OF_TORCH) or base_name(name) != name else MOST
 
 
@@ -154,7 +166,20 @@ def try_public_programs(
         began(number)
         played += zip(batch, run_simulated_programs(batch), strict=True)
     began(len(batches))
-    return len(programs), [(p, f) for p, f in played if f.wrong or (f.refused and is_claimed(f.refused))]
+    return len(programs), [(p, f) for p, f in played if f.wrong or is_refused(p, f.refused)]
+
+
+MEANT = (
+    "not supported for tensor subclasses",
+    "in-place operations that require placement changes are not supported",
+)
+"""Parts of errors by which torch says that it means to refuse what a program itself does with a tensor."""
+
+
+def is_refused(program: Program, error: str) -> bool:
+    """Whether every rank refuses a documented call that a rule has claimed, and torch does not mean to."""
+    own = step_name(program.then).startswith("torch.Tensor,") or "inplace=True" in program.then
+    return bool(error) and is_claimed(error) and not (own and any(text in error for text in MEANT))
 
 
 def fault_name(program: Program, reason: str) -> str:

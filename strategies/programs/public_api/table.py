@@ -1,17 +1,25 @@
 """All public names of DTensor: which have programs, and which have none, with the reason.
 
-The names are those in `__all__` of `torch.distributed.tensor`, of its packages `experimental` and `parallel` and of
-`torch.distributed.device_mesh`, the public methods of `DTensor`, and the classes of `torch.optim`, so that a name of a later torch is one without programs until it is listed here.
+The names are those in `__all__` of `torch.distributed.tensor`, of its packages `experimental` and `parallel`, of every public
+module within them, and of `torch.distributed.device_mesh`, the public methods of `DTensor`, the classes of `torch.optim` and the
+functions of `torch.nn.functional`, so that a name of a later torch is one without programs until it is listed here.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
+import importlib
 import inspect
+import operator
+import pickle
+import pkgutil
 import re
 from typing import Any
 
 import torch
+import torch.distributed.tensor.debug
 from torch import nn
 from torch.distributed import device_mesh
 from torch.distributed import tensor as dtensor
@@ -19,20 +27,34 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, experim
 from torch.nn import functional as F  # noqa: N812  # its usual name, which scripts have, too
 
 from strategies.model.rule import PUBLIC
-from strategies.programs.public_api import module_calls, optimizer_calls, tensor_calls, varied_calls
+from strategies.programs.public_api import (
+    function_calls,
+    module_calls,
+    optimizer_calls,
+    python_calls,
+    tensor_calls,
+    varied_calls,
+)
+from strategies.programs.public_api.function_steps import FAMILIES, FUNCTION_STEPS, FUNCTIONS_LEFT_OUT, function_names
 from strategies.programs.public_api.module_steps import MODULE_STEPS
+from strategies.programs.public_api.python_steps import PYTHON_STEPS
+from strategies.programs.public_api.submesh_steps import SUBMESH_STEPS
 from strategies.programs.public_api.tensor_steps import TENSOR_STEPS, Generator, PublicStep
 from strategies.programs.public_api.varied_steps import VARIED_STEPS
 from strategies.programs.run.step_functions import whole
 
-STEPS: dict[str, Generator] = {**TENSOR_STEPS, **MODULE_STEPS, **VARIED_STEPS}
+STEPS: dict[str, Generator] = {
+    **TENSOR_STEPS, **MODULE_STEPS, **VARIED_STEPS, **PYTHON_STEPS, **SUBMESH_STEPS, **FUNCTION_STEPS,
+}  # fmt: skip
 """A generator of steps for each public name that has programs; what of a name it tries may follow it after a comma."""
-OF_TORCH = ("optim.", "utils.", "amp.")
+OF_TORCH = ("optim.", "utils.", "amp.", "torch.")
 """Names of torch's own functions and classes that take DTensors, too, begin so."""
 ONE_AXIS = frozenset(
     name for name in STEPS if name.startswith("parallel.") and not name.startswith("parallel.loss_parallel")
 )
 """Names whose calls take a mesh of one axis."""
+TWO_AXES = frozenset(name for name in STEPS if ", rows" in name)
+"""Names whose calls take a mesh of two axes, and use a submesh."""
 WITHOUT_PROGRAMS = {
     "tensor.DTensor": "a class: its methods have programs",
     "DTensor.device_mesh": "an attribute, which every program reads",
@@ -43,18 +65,41 @@ WITHOUT_PROGRAMS = {
     "optim.LBFGS": "its step takes a function, and flattens all parameters into one tensor",
     "optim.Muon": "it rounds to bfloat16 in between: sums in another order are not equal",
     "optim.SparseAdam": "it takes sparse gradients, which DTensor does not have",
+    "debug.visualize_sharding": "it prints, and has no result",
+    "parallel.fsdp.DTensorExtensions": "what the older FSDP calls; users do not",
+    **{f"functional.{name}": why for name, why in FUNCTIONS_LEFT_OUT.items() if hasattr(F, name)},
     "experimental.context_parallel": "it changes how attention runs on buffers that it cuts itself: it has no program here",
 }
 """Public names without programs of their own, and the reason."""
 _PACKAGES = {"tensor": dtensor, "experimental": experimental, "parallel": parallel, "device_mesh": device_mesh}
-_PACKAGES_OF_TORCH = {"optim": torch.optim, "utils": nn.utils, "amp": torch.amp}
+_PACKAGES_OF_TORCH = {"optim": torch.optim, "utils": nn.utils, "amp": torch.amp, "torch": torch}
 MOST_AXES = 2
 """Steps have layouts for meshes of one axis up to so many."""
+
+
+@functools.cache
+def public_modules() -> dict[str, Any]:
+    """The public modules within `torch.distributed.tensor`, by their names in it: `parallel.input_reshard`."""
+    found: dict[str, Any] = {}
+    paths = [("", list(dtensor.__path__))]
+    for prefix, path in paths:
+        for one in pkgutil.iter_modules(path):
+            if not one.name.startswith("_"):
+                found[prefix + one.name] = module = importlib.import_module(f"{dtensor.__name__}.{prefix}{one.name}")
+                paths += [(f"{prefix}{one.name}.", list(module.__path__))] if one.ispkg else []
+    return found
 
 
 def public_names() -> list[str]:
     """Each public name of the installed torch, by its package: `tensor.zeros`, `parallel.ColwiseParallel`; or `DTensor.to_local`."""
     names = [f"{package}.{name}" for package, module in _PACKAGES.items() for name in module.__all__]
+    offered = [
+        getattr(module, name) for module in _PACKAGES.values() for name in module.__all__ if hasattr(module, name)
+    ]
+    for package, module in public_modules().items():
+        rest = (name for name in getattr(module, "__all__", ()) if package not in _PACKAGES)
+        names += [f"{package}.{name}" for name in rest if not any(getattr(module, name) is one for one in offered)]
+    names += [f"functional.{name}" for name in function_names()]
     names += [f"DTensor.{name}" for name in vars(DTensor) if not name.startswith("_")]
     optimizers = (name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type))
     return [*names, *(f"optim.{name}" for name in optimizers)]
@@ -63,7 +108,7 @@ def public_names() -> list[str]:
 def without_programs() -> dict[str, str]:
     """The public names of the installed torch that have no program, with the reason."""
     new = "it is public in this torch, and has no program yet"
-    known = set(map(base_name, STEPS))
+    known = {*map(base_name, STEPS), *(f"functional.{name}" for uses in FAMILIES.values() for name in uses)}
     return {name: WITHOUT_PROGRAMS.get(name, new) for name in public_names() if name not in known}
 
 
@@ -115,26 +160,36 @@ def is_further_use(then: str) -> bool:
 
 def public_object(then: str) -> Any:
     """The function or class that is public under the name of a program's `then`.  Raises ValueError as `public_step`."""
-    package, _, name = base_name(public_step(then)[0]).partition(".")
-    return getattr({**_PACKAGES, **_PACKAGES_OF_TORCH, "DTensor": DTensor}[package], name)
+    key, step = public_step(then)
+    package, _, name = base_name(key).rpartition(".")
+    if name == "functional":
+        return getattr(F, step.aspect)
+    return getattr({**public_modules(), **_PACKAGES, **_PACKAGES_OF_TORCH, "DTensor": DTensor}[package], name)
 
 
 IMPORTS = """\
 import contextlib
+import copy
 import fnmatch
+import io
+import operator
+import pickle
 import zlib
 
+import torch.distributed.tensor.debug
+import torch.utils.checkpoint
 from torch import nn
 from torch.distributed import tensor as dtensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import distribute_module, experimental, parallel
+from torch.distributed.tensor.parallel.input_reshard import input_reshard
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn import functional as F
 """
 """What the functions of steps need besides torch, DTensor, `distribute_tensor` and the placements."""
 FUNCTIONS: dict[str, Any] = {
     name: value
-    for module in (tensor_calls, module_calls, varied_calls, optimizer_calls)
+    for module in (tensor_calls, module_calls, varied_calls, optimizer_calls, python_calls, function_calls)
     for name, value in vars(module).items()
     if getattr(value, "__module__", "") == module.__name__
 } | {"whole": whole}
@@ -144,6 +199,7 @@ FUNCTIONS: dict[str, Any] = {
 def scope() -> dict[str, Any]:
     """The names that the code of a step may use besides `x`."""
     named = {"torch": torch, "nn": nn, "F": F, "experimental": experimental, "parallel": parallel}
+    named |= {"contextlib": contextlib, "copy": copy, "operator": operator, "pickle": pickle, "dtensor": dtensor}
     return {
         **FUNCTIONS,
         **named,

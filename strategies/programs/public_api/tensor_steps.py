@@ -22,10 +22,10 @@ from strategies.model.codec import placement_code, placements_code
 R, S0, S1, LAST, SUM = Replicate(), Shard(0), Shard(1), Shard(-1), Partial("sum")
 FLOATS, NUMBERS, MATRICES, ROWS, SEQUENCES = "floats", "numbers", "matrices", "rows", "sequences"
 EVEN_SEQUENCES, INDICES, LOGITS = "even sequences", "indices", "logits"
-IMAGES, FEW_CLASSES = "images", "few classes"
+IMAGES, FEW_CLASSES, EVEN = "images", "few classes", "even"
 """The kinds of tensors that a step takes: of floats; of any numbers; two dims that all ranks cut evenly; two dims; three
 dims; three that all ranks cut evenly; rows of a table; classes along dim 1; of images, too; fewer of
-them than most meshes have ranks."""
+them than most meshes have ranks; and floats that all ranks cut evenly."""
 
 
 def any_layout(x: Tensor, layout: Layout) -> bool:

@@ -20,6 +20,8 @@ SEEN_FROM = {
         ["tensor_calls", "module_calls", "tensor_steps", "module_steps"]), "strategies/programs/public_api/test_drawing"),
     **dict.fromkeys((f"strategies/programs/public_api/{name}.py" for name in
         ["optimizer_calls", "optimizer_steps", "varied_calls", "varied_steps"]), "strategies/programs/public_api/test_varied"),
+    **dict.fromkeys((f"strategies/programs/public_api/{name}.py" for name in
+        ["python_calls", "python_steps", "function_calls", "function_steps", "submesh_steps"]), "strategies/programs/public_api/test_everyday"),
     "strategies/sweep/causes/pages.py": "strategies/sweep/causes/test_script end_to_end/test_bench_findings",
     "strategies/ops/pointwise/monotone.py": "test_linear_unary_binary",
     "localtensor/processes/worker_group.py": "test_pool test_forked",

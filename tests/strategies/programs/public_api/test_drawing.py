@@ -9,7 +9,15 @@ from strategies.model.rule import PUBLIC
 from strategies.model.verdict import Verdict
 from strategies.programs.chained import validate_on_meshes, validate_with_follow_ups
 from strategies.programs.public_api import drawing
-from strategies.programs.public_api.table import ONE_AXIS, STEPS, WITHOUT_PROGRAMS, base_name, public_step, public_steps
+from strategies.programs.public_api.table import (
+    ONE_AXIS,
+    STEPS,
+    TWO_AXES,
+    WITHOUT_PROGRAMS,
+    base_name,
+    public_step,
+    public_steps,
+)
 from strategies.programs.run.follow_ups import follow_up
 from strategies.programs.run.real_run import ProgramRealRuns, run_simulated_programs
 from strategies.programs.run.verdict import Confirmation, is_claimed
@@ -37,7 +45,7 @@ def wrong(programs):
 def test_every_name_is_drawn_on_every_mesh_that_its_calls_take(mesh):
     drawn = drawing.draw_public_programs(mesh, seed=0)
     names = {public_step(p.then)[0] for p in drawn}
-    assert names == set(STEPS) - (ONE_AXIS if len(mesh) > 1 else set())
+    assert names == set(STEPS) - (ONE_AXIS if len(mesh) > 1 else TWO_AXES)
     assert all(p.mesh == mesh and len(p.inputs) == 1 and len(p.inputs[0]) == len(mesh) for p in drawn)
     assert len({str(p) + str(p.sample.arguments()) for p in drawn}) == len(drawn)
 
@@ -49,7 +57,7 @@ def test_the_same_seed_draws_the_same_and_another_seed_others():
 
 def test_a_mesh_has_the_steps_that_come_after_those_of_the_mesh_before():
     first, second = (
-        {p.then for p in drawing.draw_public_programs((3,), seed=0, turn=turn) if "RowwiseParallel(" in p.then}
+        {p.then for p in drawing.draw_public_programs((3,), seed=0, turn=turn) if "c RowwiseParallel(" in p.then}
         for turn in (0, 1)
     )
     assert not first & second
@@ -83,6 +91,7 @@ RAISE_ON_CPU = {"tensor.rand", "tensor.randn"}
 WRONG = {
     "DTensor.redistribute", "parallel.loss_parallel", "device_mesh.DeviceMesh", "optim.Adafactor", "optim.Rprop",
     *(name for name in STEPS if base_name(name) != name and not name.startswith(("DTensor.redistribute, what", "utils."))),
+    "parallel.input_reshard.input_reshard",
 }  # fmt: skip
 """torch 2.13: they have findings on even shards, too."""
 
@@ -91,7 +100,10 @@ WRONG = {
 @pytest.mark.parametrize("name", sorted(set(STEPS) - RAISE_ON_CPU - WRONG))
 def test_even_shards_of_two_ranks_are_right(name):
     """torch 2.13 refuses gradients of partial maxima, and of a Partial that comes in shards."""
-    left = [p for p in programs_of(name) if all(x.is_replicate() or x.is_shard() for x in p.inputs[0])]
+    few = name.startswith("debug.")  # on one mesh
+    left = [
+        p for p in programs_of(name, turns=1 + 3 * few) if all(x.is_replicate() or x.is_shard() for x in p.inputs[0])
+    ]
     left = [
         p
         for p in left
