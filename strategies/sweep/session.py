@@ -57,7 +57,7 @@ KEPT_CASES = 3
 """Cases of one suspected rule that are run on real processes, over all units."""
 SHRINK_SECONDS = 60.0
 """Time limit in seconds for shrinking one finding; after it the finding stays as it is."""
-FOLLOWED_SAMPLES = {PAIRS: {"real": 6, "integer": 1, "complex": 1}, MESHES: {"real": 3, "integer": 1}}
+FOLLOWED_SAMPLES = {PAIRS: {"real": 5, "integer": 1, "complex": 1}, MESHES: {"real": 3, "integer": 1}}
 """Samples of one overload and class of dtypes that are tried with what follows them, and on several axes."""
 _VALIDATORS = {ALONE: validate_overload, PAIRS: validate_with_follow_ups, MESHES: validate_on_meshes}
 

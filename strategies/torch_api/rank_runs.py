@@ -33,7 +33,7 @@ RETRY_FACTOR = 3.0
 waits on an idle machine, too, is a finding.  One that has worked all the time had the machine to itself, and one that waited while
 processors were free had them."""
 ALL_THE_TIME = 0.9
-IDLE_SECONDS = 4.0
+IDLE_SECONDS = 1.5
 """Seconds in which no rank of a real run uses the processor, after which they wait for each other."""
 BACKENDS_BY_NAME = {"nccl": "cpu:gloo,cuda:nccl"}
 """The backends for a backend's name: ranks report who raised by tensors on the CPU."""

@@ -89,7 +89,7 @@ def followed_samples(found: Sequence[Sample], most: int, seed: int) -> list[Samp
         for one, made in again
         for other in (*other_flags(replace(one, tensors=made) if made else one), *with_no_dims(one))
     ]
-    chosen = diverse_subset(flagged, most // 3)
+    chosen = diverse_subset(flagged, round(most / 3))
     return [*diverse_subset(found, most - len(chosen)), *chosen]
 
 
