@@ -279,6 +279,12 @@ def _chosen_meshes(task: OverloadTask, number: int, meshes: Sequence[int]) -> tu
     return [i for i in meshes if i in chosen], [i for i in every if i not in chosen]
 
 
+def _tried_on(task: OverloadTask, mesh: tuple[int, ...]) -> list[int]:
+    """The numbers of the samples that a run which nothing has interrupted tries on a mesh."""
+    every, i = range(len(task.meshes)), task.meshes.index(mesh)
+    return [n for n in range(len(task.samples)) if task.kind == PAIRS or i in _chosen_meshes(task, n, every)[0]]
+
+
 def steps_left(tried: AbstractSet[str]) -> list[str]:
     """The follow-up steps that were not tried, of those for the placements that were met.
 
@@ -348,8 +354,10 @@ def _public(
     def began(batch: int) -> None:  # numbers of this sample in turn: the pool ends a worker whose number stays the same
         note(steps[batch % 2])
 
-    shares = len(task.samples)
-    count, found = public_api.try_public_programs(meshes, seed=task.seed, share=number, shares=shares, began=began)
+    tried = _tried_on(task, mesh)
+    count, found = public_api.try_public_programs(
+        meshes, seed=task.seed, share=tried.index(number), shares=len(tried), began=began
+    )
     return [PUBLIC] * count, found
 
 
@@ -359,7 +367,7 @@ def _meshes(
     sample = task.samples[number]
     by_size = mesh_validation.not_unsound(sample, truth, claimed, task.seed)
     tried = mesh_validation.try_meshes(sample, by_size, [mesh], seed=task.seed)
-    if sample.op == redistributions.COPY and number == 0:  # redistributions without an op are tried once for a mesh
+    if sample.op == redistributions.COPY and number == _tried_on(task, mesh)[0]:  # once for a mesh
         moves = redistributions.draw_redistributions(mesh, seed=task.seed, budget=REDISTRIBUTIONS_PER_MESH)
         tried += zip(moves, run_simulated_programs(moves), strict=True)
     public, wrong = _public(task, number, mesh, [mesh], note)

@@ -313,6 +313,20 @@ def test_samples_of_one_class_take_turns_on_the_meshes(monkeypatch):
     assert sorted(two)[-3:] == [1, 1, 1] and sum(two) == 3, "of fewer samples than meshes, one is tried on several"
 
 
+def test_public_calls_and_redistributions_are_tried_on_each_mesh_whole_whichever_samples_it_has(monkeypatch):
+    asked, moved = [], []
+    monkeypatch.setattr(
+        chained.public_api, "try_public_programs", lambda meshes, **o: asked.append((meshes, o)) or (0, [])
+    )
+    monkeypatch.setattr(chained.redistributions, "draw_redistributions", lambda mesh, **_: moved.append(mesh) or [])
+    monkeypatch.setattr(chained.mesh_validation, "try_meshes", lambda *_, **__: [])
+    samples = tuple(sample("clone.default", x) for x in (X, X + 1, INTEGERS, X + 2))
+    validate_on_meshes(OverloadTask("aten.clone.default", samples, MESHES, 0, "meshes"), silent)
+    parts = {mesh: [(o["share"], o["shares"]) for (one,), o in asked if one == mesh] for mesh in MESHES}
+    assert parts == {(2, 2): [(0, 1)], (2, 3): [(0, 2), (1, 2)], (2, 2, 2): [(0, 1)]}
+    assert sorted(moved) == sorted(MESHES)
+
+
 def test_a_resumed_run_tries_integers_on_no_other_mesh(monkeypatch):
     monkeypatch.setattr(chained, "_meshes", play := lambda *_: ([], []))
     samples = tuple(sample("neg.default", x) for x in (X, INTEGERS))
