@@ -37,7 +37,7 @@ IDLE_SECONDS = 1.5
 """Seconds in which no rank of a real run uses the processor, after which they wait for each other."""
 BACKENDS_BY_NAME = {"nccl": "cpu:gloo,cuda:nccl"}
 """The backends for a backend's name: ranks report who raised by tensors on the CPU."""
-CALL_SECONDS = 12.0
+CALL_SECONDS = 8.0
 """Processor time in seconds after which a call does not return; less than the limits of runs and of steps."""
 RANK_MODULES = ("torch._dynamo", "strategies.programs.run.rank_run")
 """What confirming processes need.  DTensor imports torch._dynamo at its first call: the fork server does so once for all."""
