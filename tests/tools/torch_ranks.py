@@ -3,7 +3,7 @@
 `python -m tests.tools.torch_ranks [FILE ...]`: a FILE is named as in torch's test/distributed, such as fsdp/test_fsdp_core.py; without one,
 all of `FOLDERS` and `FILES`, of torch 2.6.0 as Debian packs it.  Their devices are set to cpu.  What passes on processes and not on rank
 threads is listed with its reason, and so is what rank threads leave to processes.  Outcomes are kept in `--kept`, and what is there does
-not run again.  The processes take hours: `--reference failed` runs there only what does not pass on rank threads.
+not run again.  What is skipped because of the number of ranks runs with the next of `RANKS`.  The processes take hours: `--reference failed` runs there only what does not pass on rank threads.
 """
 
 import argparse
@@ -30,7 +30,11 @@ FILES = ("test_c10d_*.py", "test_functional_api.py", "test_device_mesh.py", "tes
 WAYS = ("threads", "processes")
 LEFT = "left to processes"
 LIMITS = {"threads": 300, "processes": 240}  # seconds for one test
-ENVIRONMENT = {"BACKEND": "gloo", "WORLD_SIZE": "3", "PYTHONDONTWRITEBYTECODE": "1"}  # of torch's distributed_test
+RANKS = (3, 4, 8)  # WORLD_SIZE of torch's distributed_test, in turn
+OTHER_RANKS = re.compile(r"world size")
+"""Found in the reason of a test that is skipped because of the number of ranks."""
+
+ENVIRONMENT = {"BACKEND": "gloo", "PYTHONDONTWRITEBYTECODE": "1"}  # of torch's distributed_test
 ON_CPU = (
     (r"skip_if_lt_x_gpu\((\d+)\)", r"skip_if_lt_x_gpu(\1, allow_cpu=True)"),
     (r"not TEST_(CUDA|MULTIGPU)\b", "False"),
@@ -126,11 +130,34 @@ def run_file(file: Path, way: str, kept: Path, only: frozenset[str] | None, opti
     return int(pytest.main([*quiet, *(ranks if way == "threads" else []), *options, str(file)], plugins=plugins))
 
 
+def lines_of(name: str, way: str, ranks: int, kept: Path) -> Path:
+    """The file of lines for the verdicts on a file of tests.
+
+    >>> lines_of("fsdp/test_wrap.py", "threads", 4, Path("kept")).name
+    'fsdp+test_wrap.py.4.jsonl'
+    """
+    number = "" if ranks == RANKS[0] else f".{ranks}"
+    return kept / way / f"{name.replace('/', '+')}{number}.jsonl"
+
+
 def verdicts_of(
     name: str, way: str, kept: Path, only: Iterable[str] | None, options: Sequence[str]
 ) -> dict[str, Verdict]:
+    """The verdict of each test of a file, with the first of `RANKS` for which torch does not skip it."""
+    found: dict[str, Verdict] = {}
+    for ranks in RANKS:
+        found |= verdicts_with(ranks, name, way, kept, only, options)
+        only = {test for test, verdict in found.items() if verdict.outcome == SKIPPED and OTHER_RANKS.search(verdict.reason)}
+        if not only:
+            break
+    return found
+
+
+def verdicts_with(
+    ranks: int, name: str, way: str, kept: Path, only: Iterable[str] | None, options: Sequence[str]
+) -> dict[str, Verdict]:
     """The verdict of each test of a file, which runs in a process of its own, and in one more after each crash."""
-    lines = kept / way / f"{name.replace('/', '+')}.jsonl"
+    lines = lines_of(name, way, ranks, kept)
     lines.parent.mkdir(exist_ok=True)
     chosen = [] if only is None else ["--only", json.dumps(sorted(only))]
     command = [
@@ -140,13 +167,15 @@ def verdicts_of(
         name,
         "--way",
         way,
+        "--ranks",
+        str(ranks),
         "--kept",
         str(kept),
         *chosen,
         *options,
     ]
     (kept / "rendezvous" / "barrier").mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, **ENVIRONMENT, "TEMP_DIR": str(kept / "rendezvous")}
+    environment = {**os.environ, **ENVIRONMENT, "WORLD_SIZE": str(ranks), "TEMP_DIR": str(kept / "rendezvous")}
     tests = kept / "distributed"
     environment["PYTHONPATH"] = os.pathsep.join(
         [str((tests / name).parent), str(tests), os.environ.get("PYTHONPATH", "")]
@@ -196,13 +225,14 @@ def main() -> None:
     parser.add_argument("--reference", choices=("all", "failed", "none"), default="all")
     parser.add_argument("-k", dest="names", default="", help="pytest's expression for names of tests")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--ranks", type=int, default=RANKS[0], help=argparse.SUPPRESS)
     parser.add_argument("--only", type=json.loads, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     kept: Path = chosen.kept.absolute()
     tests = kept / "distributed"
     if chosen.way:
         name = chosen.files[0]
-        lines = kept / chosen.way / f"{name.replace('/', '+')}.jsonl"
+        lines = lines_of(name, chosen.way, chosen.ranks, kept)
         only = None if chosen.only is None else frozenset(chosen.only)
         sys.exit(run_file(tests / name, chosen.way, lines, only, ["-k", chosen.names]))
     write_tests(chosen.folder or debian_sources(), tests)
