@@ -147,7 +147,9 @@ class HelperThreads:
 
     def __init__(self, simulation: Simulation, worlds: list[rank_world.RankWorld]) -> None:
         self.errors: dict[int, RankEnd] = {}  # by rank: the first error of one of its helper threads
-        self._at_exit: dict[int, list[Callable[[], object]]] = {}  # by rank: what it calls before it waits for its threads
+        self._at_exit: dict[
+            int, list[Callable[[], object]]
+        ] = {}  # by rank: what it calls before it waits for its threads
         self._finalizers: dict[int, list[Any]] = {}
         self.sleepers: dict[Ticket, float] = {}  # what waits with a time limit, until when
         self._simulation, self._worlds = simulation, worlds

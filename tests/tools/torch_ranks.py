@@ -3,7 +3,7 @@
 `python -m tests.tools.torch_ranks [FILE ...]`: a FILE is named as in torch's test/distributed, such as fsdp/test_fsdp_core.py; without one,
 all of `FOLDERS` and `FILES`, of torch 2.6.0 as Debian packs it.  Their devices are set to cpu.  What passes on processes and not on rank
 threads is listed with its reason, and so is what rank threads leave to processes.  Outcomes are kept in `--kept`, and what is there does
-not run again.  What is skipped because of the number of ranks runs with the next of `RANKS`.  The processes take hours: `--reference failed` runs there only what does not pass on rank threads.
+not run again.  What is skipped because of the number of ranks runs with another.  The processes take hours: `--reference failed` runs there only what does not pass on rank threads.
 """
 
 import argparse
@@ -30,45 +30,59 @@ FILES = ("test_c10d_*.py", "test_functional_api.py", "test_device_mesh.py", "tes
 WAYS = ("threads", "processes")
 LEFT = "left to processes"
 LIMITS = {"threads": 300, "processes": 240}  # seconds for one test
-RANKS = (3, 4, 8)  # WORLD_SIZE of torch's distributed_test, in turn
-OTHER_RANKS = re.compile(r"world size")
-"""Found in the reason of a test that is skipped because of the number of ranks."""
+RANKS = 3  # WORLD_SIZE of torch's distributed_test
+OTHER_RANKS = {"world size of 4": 4, "small world size": 8}
+"""The number of ranks for a test that torch skips with fewer, by what its reason says."""
 
 ENVIRONMENT = {"BACKEND": "gloo", "PYTHONDONTWRITEBYTECODE": "1"}  # of torch's distributed_test
 ON_CPU = (
     (r"skip_if_lt_x_gpu\((\d+)\)", r"skip_if_lt_x_gpu(\1, allow_cpu=True)"),
+    (r"(?m)^ *@(common_distributed\.)?skip_if_no_gpu\n", ""),
     (r"not TEST_(CUDA|MULTIGPU)\b", "False"),
+    (r"torch\.cuda\.device_count\(\) < self\.world_size", "False"),
     (r"\brequires_nccl\b", "requires_gloo"),
+    (r"with_comms\(init_rpc=False\)", 'with_comms(init_rpc=False, backend="gloo")'),
+    (r"(rank:[^/\"]+)/cuda:[^\"]+", r"\1/cpu"),
+    (r"f?\"cuda:(\d|\{[^\"]*\})\"", '"cpu"'),
     (r"\.cuda\(\)", ".cpu()"),
-    (r"\.cuda\((self\.rank|rank|device_ids?|torch\.cuda\.current_device\(\))\)", ".cpu()"),
+    (r"\.cuda\((self\.rank|(dist\.get_)?rank(\(\))?|device_ids?|torch\.cuda\.current_device\(\))\)", ".cpu()"),
     (r"torch\.device\(\"cuda\"(, [\w.]+)?\)", 'torch.device("cpu")'),
-    (r"torch\.device\(f?\"cuda:[^\"]*\"\)", 'torch.device("cpu")'),
     (r"\"cuda\"", '"cpu"'),
     (r"torch\.cuda\.current_device\(\)", 'torch.device("cpu")'),
     (r"torch\.cuda\.(synchronize|empty_cache|reset_peak_memory_stats)\(\)", "None"),
-    (r"torch\.cuda\.set_device\([^()]*\)", "None"),
+    (r"torch\.cuda\.set_device\(([^()]|\(\))*\)", "None"),
     (r"cpu:gloo,cuda:nccl", "gloo"),
     (r"% torch\.cuda\.device_count\(\)", "% 8"),
+    (r"\btorch\.cuda\.device_count\(\)(?=\)| //)", "8"),
+    (r"\.to\((self\.rank|rank|device_id)\)", ".cpu()"),
+    (r"(def device\(self\)[^\n]*:\n +)return self\.rank", r'\1return torch.device("cpu")'),
     (r"return \"nccl\"", 'return "gloo"'),
     ("MultiProcContinousTest", "MultiProcContinuousTest"),
 )
 """What makes a file of tests for GPUs one for the CPU: a pattern, and what takes its place."""
 
 
-FSDP_ON_CPU = """import torch
+WITHOUT_GPU = """import torch
 from torch.distributed.fsdp import _init_utils, fully_sharded_data_parallel
+from torch.nn.parallel import DistributedDataParallel
 
-stock = _init_utils._init_device_handle
+fsdp_handle, ddp_init = _init_utils._init_device_handle, DistributedDataParallel.__init__
 
 
 def handle(state, module, ignored_params, device_id):
-    return stock(state, module, ignored_params, torch.device("cpu") if device_id is None else device_id)
+    return fsdp_handle(state, module, ignored_params, torch.device("cpu") if device_id is None else device_id)
+
+
+def init(self, module, device_ids=None, output_device=None, *args, **kwargs):
+    ddp_init(self, module, None, None, *args, **kwargs)
 
 
 fully_sharded_data_parallel._init_device_handle = handle
+DistributedDataParallel.__init__ = init
+torch.Tensor.pin_memory = lambda tensor, *device: tensor
 torch.accelerator.device_count = lambda: 8  # what FSDPTest looks at
 """
-"""A module for the tests of FSDP, which takes the first accelerator where no device is named."""
+"""A module for the tests: FSDP takes the first accelerator where no device is named, and DDP refuses the numbers of GPUs for modules on the CPU."""
 
 
 class SuiteTests:
@@ -105,15 +119,15 @@ def on_cpu(text: str) -> str:
     """
     for pattern, becomes in ON_CPU:
         text = re.sub(pattern, becomes, text)
-    if "common_fsdp" in text or "FullyShardedDataParallel" in text:
-        text = re.sub("(?m)^import torch$", "import torch\\nimport fsdp_on_cpu", text, count=1)
+    if re.search(r"common_fsdp|FullyShardedDataParallel|DistributedDataParallel|\breplicate\(", text):
+        text = re.sub(r"(?m)^(?=(import|from) torch\b)", "import without_gpu\n", text, count=1)
     return text
 
 
 def write_tests(source: Path, target: Path) -> None:
     """Writes the files of torch's test/distributed, with devices set to cpu, where they are not yet there."""
     target.mkdir(parents=True, exist_ok=True)
-    (target / "fsdp_on_cpu.py").write_text(FSDP_ON_CPU)
+    (target / "without_gpu.py").write_text(WITHOUT_GPU)
     for file in source.rglob("*.py"):
         copy = target / file.relative_to(source)
         if not copy.exists():
@@ -136,20 +150,19 @@ def lines_of(name: str, way: str, ranks: int, kept: Path) -> Path:
     >>> lines_of("fsdp/test_wrap.py", "threads", 4, Path("kept")).name
     'fsdp+test_wrap.py.4.jsonl'
     """
-    number = "" if ranks == RANKS[0] else f".{ranks}"
+    number = "" if ranks == RANKS else f".{ranks}"
     return kept / way / f"{name.replace('/', '+')}{number}.jsonl"
 
 
 def verdicts_of(
     name: str, way: str, kept: Path, only: Iterable[str] | None, options: Sequence[str]
 ) -> dict[str, Verdict]:
-    """The verdict of each test of a file, with the first of `RANKS` for which torch does not skip it."""
-    found: dict[str, Verdict] = {}
-    for ranks in RANKS:
-        found |= verdicts_with(ranks, name, way, kept, only, options)
-        only = {test for test, verdict in found.items() if verdict.outcome == SKIPPED and OTHER_RANKS.search(verdict.reason)}
-        if not only:
-            break
+    """The verdict of each test of a file, with as many ranks as it asks for."""
+    found = verdicts_with(RANKS, name, way, kept, only, options)
+    for reason, ranks in OTHER_RANKS.items():
+        skipped = {test for test, verdict in found.items() if verdict.outcome == SKIPPED and reason in verdict.reason}
+        if skipped:
+            found |= verdicts_with(ranks, name, way, kept, skipped, options)
     return found
 
 
@@ -225,7 +238,7 @@ def main() -> None:
     parser.add_argument("--reference", choices=("all", "failed", "none"), default="all")
     parser.add_argument("-k", dest="names", default="", help="pytest's expression for names of tests")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
-    parser.add_argument("--ranks", type=int, default=RANKS[0], help=argparse.SUPPRESS)
+    parser.add_argument("--ranks", type=int, default=RANKS, help=argparse.SUPPRESS)
     parser.add_argument("--only", type=json.loads, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     kept: Path = chosen.kept.absolute()

@@ -313,7 +313,9 @@ def test_of_a_rank_that_fails_nothing_is_called_and_nothing_is_left():
 
 
 def test_what_a_shared_module_registers_as_it_is_imported_is_the_processs(tmp_path, monkeypatch):
-    (tmp_path / "lt_registers.py").write_text("import threading\nseen = []\nthreading._register_atexit(seen.append, 1)\n")
+    (tmp_path / "lt_registers.py").write_text(
+        "import threading\nseen = []\nthreading._register_atexit(seen.append, 1)\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     before = list(threading._threading_atexits)
     lt.run(lambda: importlib.import_module("lt_registers").__name__, ranks=2)
