@@ -3,7 +3,8 @@
 `python -m tests.tools.torch_ranks [FILE ...]`: a FILE is named as in torch's test/distributed, such as fsdp/test_fsdp_core.py; without one,
 all of `FOLDERS` and `FILES`, of torch 2.6.0 as Debian packs it.  Their devices are set to cpu.  What passes on processes and not on rank
 threads is listed with its reason, and so is what rank threads leave to processes.  Outcomes are kept in `--kept`, and what is there does
-not run again.  What is skipped because of the number of ranks runs with another.  The processes take hours: `--reference failed` runs there only what does not pass on rank threads.
+not run again.  What is skipped because of the number of ranks runs with another.  The processes take hours: `--reference failed` runs there only what does not pass on rank threads, and
+`--fork` starts them with torch imported, in a tenth of the time.
 """
 
 import argparse
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.testing._internal import common_distributed
 from torch.testing._internal.common_utils import TestCase
 
 from localtensor.torch_suites.bases import is_suite
@@ -104,6 +107,16 @@ class SuiteTests:
         finally:
             for process in multiprocessing.active_children():
                 process.kill()
+
+
+def fork_processes() -> None:
+    """From now on torch's base for several processes forks them.  Threads of ops do not survive that: an op uses one core."""
+
+    def _spawn_processes(self: common_distributed.MultiProcessTestCase) -> None:
+        self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+    torch.set_num_threads(1)
+    common_distributed.MultiProcessTestCase._spawn_processes = _spawn_processes  # type: ignore[method-assign]
 
 
 def verdicts(file: Path) -> dict[str, Verdict]:
@@ -237,6 +250,7 @@ def main() -> None:
     parser.add_argument("--kept", type=Path, default=Path("torch_ranks.kept"), help="the folder of outcomes")
     parser.add_argument("--reference", choices=("all", "failed", "none"), default="all")
     parser.add_argument("-k", dest="names", default="", help="pytest's expression for names of tests")
+    parser.add_argument("--fork", action="store_true", help="fork the processes, in place of starting new ones")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--ranks", type=int, default=RANKS, help=argparse.SUPPRESS)
     parser.add_argument("--only", type=json.loads, help=argparse.SUPPRESS)
@@ -247,9 +261,11 @@ def main() -> None:
         name = chosen.files[0]
         lines = lines_of(name, chosen.way, chosen.ranks, kept)
         only = None if chosen.only is None else frozenset(chosen.only)
+        if chosen.fork and chosen.way == "processes":
+            fork_processes()
         sys.exit(run_file(tests / name, chosen.way, lines, only, ["-k", chosen.names]))
     write_tests(chosen.folder or debian_sources(), tests)
-    options = ["-k", chosen.names]
+    options = ["-k", chosen.names, *(["--fork"] if chosen.fork else [])]
     ours: dict[str, Verdict] = {}
     reference: dict[str, Verdict] = {}
     for name in chosen.files or files_of(tests):
