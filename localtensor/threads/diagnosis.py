@@ -101,8 +101,6 @@ def partial_group_error(
     """The error for a group that only some of its members made, or None: on gloo, those that made it would wait."""
     for key, by_rank in declared.items():
         members = next(iter(by_rank.values()))[0]
-        if all(own == (rank,) for rank, (own, _) in by_rank.items()):
-            continue
         missing = [rank for rank in members if rank not in by_rank]
         if missing and len(missing) < len(members):
             made = {rank: by_rank[rank][0] if rank in by_rank else () for rank in sorted({*by_rank, *members})}

@@ -199,12 +199,15 @@ def _check_backend(backend: str) -> None:
 def _declare_group(
     world: rank_world.RankWorld, name: str, ranks: tuple[int, ...], timeout: object, *, default: bool
 ) -> Group:
-    """The group that the rank makes under this name; all ranks must give it the same members, or each itself alone."""
+    """The group that the rank makes under this name; all ranks must give it the same members, or one member each.
+
+    A group of one rank waits for no other, so those of one name do not meet: on gloo, too, each is by itself.
+    """
     simulation, (line, by_program, _) = world.simulation, origin(sys._getframe(2))
     key = f"{world.epoch}/{name}"
     declared = simulation.declared.setdefault(key, {})
     declared[world.rank] = (() if default else ranks, line)
-    alone = ranks == (world.rank,) and all(members == (rank,) for rank, (members, _) in declared.items())
+    alone = all(len(members) == 1 for members, _ in declared.values())
     if not alone and any(other != declared[world.rank][0] for other, _ in declared.values()):
         places = {rank: None if where is None else Place(*where) for rank, (_, where) in declared.items()}
         simulation.fail(GroupMismatch(name, {rank: members for rank, (members, _) in declared.items()}, places))

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import thread as pool_threads
 from contextlib import ExitStack, contextmanager
-from types import ModuleType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from localtensor.threads.simulation import Simulation
 from localtensor.threads.symmetric.watch import helper_watched
 
 _allocate_lock, _sleep = threading.Lock, time.sleep
+_CALLED: list[Callable[[], object]] = []  # in place of what a rank has registered for its end, once that has begun
 
 
 class _Chosen(type):
@@ -131,12 +132,24 @@ def _block(simulation: Simulation, ticket: Ticket, seconds: float | None) -> Non
         sleepers.pop(ticket, None)
 
 
+def _importing(frame: FrameType | None) -> bool:
+    """Whether the code of the frame, or what calls it, is of a module that is being imported."""
+    while frame is not None:
+        loading = getattr(frame.f_globals.get("__spec__"), "_initializing", False)
+        if loading and frame.f_code.co_name == "<module>":
+            return True
+        frame = frame.f_back
+    return False
+
+
 class HelperThreads:
     """The helper threads of one simulation."""
 
     def __init__(self, simulation: Simulation, worlds: list[rank_world.RankWorld]) -> None:
         self.errors: dict[int, RankEnd] = {}  # by rank: the first error of one of its helper threads
-        self._at_exit: dict[int, list[Callable[[], object]]] = {}  # by rank
+        self._at_exit: dict[
+            int, list[Callable[[], object]]
+        ] = {}  # by rank: what it calls before it waits for its threads
         self._finalizers: dict[int, list[Any]] = {}
         self.sleepers: dict[Ticket, float] = {}  # what waits with a time limit, until when
         self._simulation, self._worlds = simulation, worlds
@@ -225,10 +238,17 @@ class HelperThreads:
         return alive
 
     def register_atexit(self, original: Callable[..., None], function: Any, *args: Any, **kwargs: Any) -> None:
-        """`threading._register_atexit`: what a rank's own module, such as loky's, does before it waits for its threads."""
-        if of_rank() is None or isolated.world is None:
+        """`threading._register_atexit`: what a rank, such as one that uses loky, does before it waits for its threads.
+
+        What a module registers as it is imported, once for all ranks, is the process's.
+        """
+        simulation = of_rank()
+        if simulation is None or (isolated.world is None and _importing(sys._getframe(2))):
             return original(function, *args, **kwargs)
-        self._at_exit.setdefault(isolated.world.rank, []).append(functools.partial(function, *args, **kwargs))
+        calls = self._at_exit.setdefault(simulation.enter(), [])
+        if calls is _CALLED:
+            raise RuntimeError("can't register atexit after shutdown")
+        calls.append(functools.partial(function, *args, **kwargs))
         return None
 
     def finalize(self, original: Callable[..., None], made: Any, obj: Any, *args: Any, **kwargs: Any) -> None:
@@ -272,14 +292,15 @@ class HelperThreads:
     def finish(self, rank: int) -> None:
         """Wait for the rank's helper threads, as a process does at its end: idle pools and daemon threads are ended."""
         token = self._simulation.run_token
+        at_exit, self._at_exit[rank] = self._at_exit.get(rank, []), _CALLED
+        for call in reversed(at_exit):
+            call()
         process_pools = vars(sys.modules.get("concurrent.futures.process", threading)).get("_threads_wakeups", ())
         for thread in [*pool_threads._threads_queues, *process_pools]:
             if self._numbers.get(thread) in token.helpers(rank):
                 executor = (thread._args[0] if thread in pool_threads._threads_queues else thread.executor_reference)()
                 if executor is not None:
                     executor.shutdown(wait=False)
-        for at_exit in reversed(self._at_exit.pop(rank, [])):
-            at_exit()
         left = [finalizer for finalizer in self._finalizers.pop(rank, []) if finalizer.still_active()]
         for finalizer in sorted(left, key=lambda made: made._key, reverse=True):
             finalizer()  # in the order of a process that exits

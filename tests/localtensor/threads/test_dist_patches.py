@@ -167,6 +167,31 @@ def test_a_group_may_be_made_by_its_members_alone():
     assert lt.run(program, ranks=3).values == (2.0, 2.0, None)
 
 
+def groups_of_one_rank_each():
+    """A name for two groups: each rank makes those of its own half, as `new_subgroups(group=...)` does."""
+    half = [[0, 2], [1, 3]][dist.get_rank() % 2]
+    made = [dist.new_group([rank]) for rank in half]
+    (mine,) = [group for group in made if group is not dist.GroupMember.NON_GROUP_MEMBER]
+    x = torch.full((1,), float(dist.get_rank()))
+    dist.all_reduce(x, group=mine)
+    members = dist.get_process_group_ranks(mine)
+    dist.destroy_process_group(mine)
+    return members, x.item()
+
+
+@pytest.mark.parametrize("schedule", ["round_robin", "shuffled:1", "shuffled:2", "pct:3"])
+def test_groups_of_one_rank_do_not_meet_those_of_the_same_name(schedule):
+    assert lt.run(groups_of_one_rank_each, ranks=4, schedule=schedule).values == tuple(([r], r) for r in range(4))
+
+
+def test_a_group_of_one_rank_is_not_one_of_several_on_other_ranks():
+    def program():
+        dist.new_group([dist.get_rank()] if dist.get_rank() == 2 else [0, 1])
+
+    with pytest.raises(GroupMismatch, match=r"\[2\] on rank 2"):
+        lt.run(program, ranks=3)
+
+
 def test_a_member_that_does_not_make_the_group_is_missed_in_its_first_collective():
     def program():
         if dist.get_rank() == 0:

@@ -1,4 +1,5 @@
 import gc
+import importlib
 import os
 import random
 import signal
@@ -6,6 +7,7 @@ import sys
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 import localtensor as lt
-from localtensor.errors import LocalTensorError
+from localtensor.errors import LocalTensorError, RankRaised
 from localtensor.threads import run as threads
 from localtensor.threads.run_token import RunToken
 
@@ -246,3 +248,78 @@ def test_a_second_ctrl_c_does_not_wait_for_ranks_that_do_not_obey(monkeypatch):
     left[0].join()
     monkeypatch.undo()
     assert lt.run(good, ranks=2)[0][0] == [3.0, 3.0]
+
+
+def registers_for_its_end(seen):
+    """A thread that only a call at the end of its process ends, as the pools of loky do."""
+    over = threading.Event()
+
+    def note(name, *, then=int):
+        seen.append((name, dist.get_rank(), thread.is_alive()))
+        then()
+
+    def wait():
+        over.wait()
+        seen.append(("thread", dist.get_rank(), True))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    threading._register_atexit(note, "first", then=over.set)
+    in_thread = threading.Thread(target=threading._register_atexit, args=(note, "in a thread"))
+    in_thread.start()
+    in_thread.join()
+    threading._register_atexit(note, "last")
+    seen.append(("returned", dist.get_rank(), True))
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize("schedule", ["round_robin", "shuffled:1", "pct:3"])
+def test_what_a_rank_registers_for_its_end_is_called_before_it_waits_for_its_threads(isolate, schedule):
+    seen, before = [], list(threading._threading_atexits)
+    lt.run(lambda: registers_for_its_end(seen), ranks=2, schedule=schedule, isolate=isolate)
+    for rank in (0, 1):
+        names = ["returned", "last", "in a thread", "first", "thread"]
+        assert [one for one in seen if one[1] == rank] == [(name, rank, True) for name in names]
+    assert len(seen) == 10 and threading._threading_atexits == before
+
+
+def test_at_its_end_a_rank_may_use_its_pools_and_registers_no_more():
+    def program():
+        pool = ThreadPoolExecutor(1)
+        assert pool.submit(dist.get_rank).result() == dist.get_rank()
+
+        def end():
+            seen.append(pool.submit(dist.get_rank).result())
+            with pytest.raises(RuntimeError, match="after shutdown"):
+                threading._register_atexit(seen.append, 7)
+
+        threading._register_atexit(end)
+
+    seen = []
+    lt.run(program, ranks=2)
+    assert sorted(seen) == [0, 1]
+
+
+def test_of_a_rank_that_fails_nothing_is_called_and_nothing_is_left():
+    def program():
+        threading._register_atexit(seen.append, dist.get_rank())
+        dist.barrier()
+        raise ValueError("no")
+
+    seen, before = [], list(threading._threading_atexits)
+    with pytest.raises(RankRaised):
+        lt.run(program, ranks=2)
+    assert seen == [] and threading._threading_atexits == before
+
+
+def test_what_a_shared_module_registers_as_it_is_imported_is_the_processs(tmp_path, monkeypatch):
+    (tmp_path / "lt_registers.py").write_text(
+        "import threading\nseen = []\nthreading._register_atexit(seen.append, 1)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    before = list(threading._threading_atexits)
+    lt.run(lambda: importlib.import_module("lt_registers").__name__, ranks=2)
+    (call,) = [one for one in threading._threading_atexits if one not in before]
+    threading._threading_atexits.remove(call)
+    assert sys.modules.pop("lt_registers").seen == []
+    assert call.args == (1,)
