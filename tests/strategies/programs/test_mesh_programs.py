@@ -226,4 +226,6 @@ def test_without_a_flattened_submesh_all_come_out_right(mesh, monkeypatch):
     heard = run_simulated_programs(plain)
     assert len(plain) > 8
     assert [described(p) + c.wrong for p, c in zip(plain, heard, strict=True) if c.wrong] == []
-    assert {c.note for c in heard if "avg" not in c.note} == {"DTensor's own run is right"}
+    alone = "use_strided_shard_as_shard_order"  # torch 2.11 makes no tensor with a strided shard alone
+    notes = {c.note for c in heard if "avg" not in c.note and alone not in c.note}
+    assert notes == {"DTensor's own run is right"}
