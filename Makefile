@@ -42,7 +42,7 @@ help: ## this list  (at once)
 
 setup: $(READY) ## make .venv and install everything, once  (a minute or two, mostly torch; then at once)
 
-validate: $(READY) ## validate every rule that torch's DTensor registers; wrong rules are a result  (some five minutes)
+validate: $(READY) ## validate every rule that torch's DTensor registers; wrong rules are a result  (some seven minutes)
 	@$(VENV)/bin/localtensor validate --all --claims; code=$$?; \
 	if [ $$code -eq 1 ]; then echo "make validate: done; it found wrong rules, listed above (exit code 1 of the tool)."; \
 	elif [ $$code -ne 0 ]; then echo "make validate: the tool failed with exit code $$code; docs/validate.md has the table." >&2; exit $$code; fi
