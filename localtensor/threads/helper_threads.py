@@ -35,7 +35,6 @@ from localtensor.threads.simulation import Simulation
 from localtensor.threads.symmetric.watch import helper_watched
 
 _allocate_lock, _sleep = threading.Lock, time.sleep
-_CALLED: list[Callable[[], object]] = []  # in place of what a rank has registered for its end, once that has begun
 
 
 class _Chosen(type):
@@ -147,9 +146,8 @@ class HelperThreads:
 
     def __init__(self, simulation: Simulation, worlds: list[rank_world.RankWorld]) -> None:
         self.errors: dict[int, RankEnd] = {}  # by rank: the first error of one of its helper threads
-        self._at_exit: dict[
-            int, list[Callable[[], object]]
-        ] = {}  # by rank: what it calls before it waits for its threads
+        # By rank: what it calls before it waits for its threads; None once that has begun.
+        self._at_exit: dict[int, list[Callable[[], object]] | None] = {}
         self._finalizers: dict[int, list[Any]] = {}
         self.sleepers: dict[Ticket, float] = {}  # what waits with a time limit, until when
         self._simulation, self._worlds = simulation, worlds
@@ -246,7 +244,7 @@ class HelperThreads:
         if simulation is None or (isolated.world is None and _importing(sys._getframe(2))):
             return original(function, *args, **kwargs)
         calls = self._at_exit.setdefault(simulation.enter(), [])
-        if calls is _CALLED:
+        if calls is None:
             raise RuntimeError("can't register atexit after shutdown")
         calls.append(functools.partial(function, *args, **kwargs))
         return None
@@ -292,8 +290,8 @@ class HelperThreads:
     def finish(self, rank: int) -> None:
         """Wait for the rank's helper threads, as a process does at its end: idle pools and daemon threads are ended."""
         token = self._simulation.run_token
-        at_exit, self._at_exit[rank] = self._at_exit.get(rank, []), _CALLED
-        for call in reversed(at_exit):
+        at_exit, self._at_exit[rank] = self._at_exit.get(rank), None
+        for call in reversed(at_exit or []):
             call()
         process_pools = vars(sys.modules.get("concurrent.futures.process", threading)).get("_threads_wakeups", ())
         for thread in [*pool_threads._threads_queues, *process_pools]:

@@ -383,11 +383,8 @@ def _samples_for(kind: str, found: Sequence[Sample], seed: int) -> tuple[Sample,
     """The samples for a kind of test: all of them for the op alone, a choice of each class of dtypes for the others."""
     if kind == ALONE:
         return tuple(found)
-    choose = followed_samples if kind == PAIRS else mesh_samples
-    classes = {
-        dtypes: [one for one in found if one.tensors and dtype_class(one) == dtypes]
-        for dtypes in FOLLOWED_SAMPLES[kind]
-    }
-    return tuple(
-        one for dtypes, alike in classes.items() for one in choose(alike, FOLLOWED_SAMPLES[kind][dtypes], seed)
-    )
+    chosen: list[Sample] = []
+    for dtypes, most in FOLLOWED_SAMPLES[kind].items():
+        alike = [one for one in found if one.tensors and dtype_class(one) == dtypes]
+        chosen += followed_samples(alike, most, seed) if kind == PAIRS else mesh_samples(alike, most)
+    return tuple(chosen)

@@ -73,8 +73,8 @@ def variations(
             yield (*found, form.name)
 
 
-FLAGGED_OF = 4
-"""The most samples on which flags are toggled, and dims left out, for follow-ups."""
+CHANGED = 4
+"""The most samples of which a call with other flags, without dims or with other sizes is chosen."""
 
 
 def followed_samples(found: Sequence[Sample], most: int, seed: int) -> list[Sample]:
@@ -83,7 +83,7 @@ def followed_samples(found: Sequence[Sample], most: int, seed: int) -> list[Samp
     What a gradient shows depends on the arguments, and that of a flag often on indices that come more than once, on several ranks.
     """
     rng = values_generator("repeated indices", seed)
-    again = ((one, with_repeated_indices(one, rng)) for one in diverse_subset(found, FLAGGED_OF))
+    again = ((one, with_repeated_indices(one, rng)) for one in diverse_subset(found, CHANGED))
     flagged = [
         other
         for one, made in again
@@ -93,11 +93,10 @@ def followed_samples(found: Sequence[Sample], most: int, seed: int) -> list[Samp
     return [*diverse_subset(found, most - len(chosen)), *chosen]
 
 
-def mesh_samples(found: Sequence[Sample], most: int, seed: int) -> list[Sample]:
+def mesh_samples(found: Sequence[Sample], most: int) -> list[Sample]:
     """The first sample of one class of dtypes, and diverse others, among them the call with the sizes of its own tensors."""
-    own = [other for one in found[:FLAGGED_OF] for other in with_sizes_of_a_tensor(one)]
-    rest = diverse_subset([*own, *found[1:]], most - 1) if most > 1 else []
-    return [*found[:1], *rest]
+    own = [other for one in found[:CHANGED] for other in with_sizes_of_a_tensor(one)]
+    return [*found[:1], *diverse_subset([*own, *found[1:]], most - 1)]
 
 
 def _first(
