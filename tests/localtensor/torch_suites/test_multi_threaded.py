@@ -109,23 +109,40 @@ def test_the_private_parts_of_torch_are_there():
 
 
 def test_ranks_that_make_only_their_own_groups_are_left_to_torchs_threads_which_let_them_look():
-    class Own(Starts):
+    class OfFour(Starts):
+        @property
+        def world_size(self):
+            return 4
+
+    class Own(OfFour):
         def test_it(self):
-            group = dist.new_group([self.rank])
-            assert dist.get_process_group_ranks(group) == [self.rank]
+            mine = [0, 1] if self.rank < 2 else [2, 3]
+            assert dist.get_process_group_ranks(dist.new_group(mine)) == mine
 
     class Overlapping(Starts):
         def test_it(self):
             dist.new_group([0, 1] if self.rank else [0])
 
-    class NotOwn(Starts):
+    class NotOwn(OfFour):
         def test_it(self):
-            dist.new_group([1 - self.rank])
+            dist.new_group([2, 3] if self.rank < 2 else [0, 1])
 
     found = went(Own, Overlapping, NotOwn, how=QUICK)
     assert found["Own.test_it"] == "passed"
     assert isinstance(found["Overlapping.test_it"], GroupMismatch)
     assert isinstance(found["NotOwn.test_it"], GroupMismatch)
+
+
+def test_groups_of_one_rank_are_no_disagreement():
+    class Single(Starts):
+        def test_it(self):
+            group = dist.new_group([self.rank])
+            assert dist.get_process_group_ranks(group) == [self.rank]
+
+        def test_of_the_other_rank(self):
+            assert dist.new_group([1 - self.rank]) is dist.GroupMember.NON_GROUP_MEMBER
+
+    assert went(Single, how=QUICK) == {"Single.test_it": "passed", "Single.test_of_the_other_rank": "passed"}
 
 
 def test_who_calls_the_ranks_of_torchs_decorator_gets_its_runtime_error():
