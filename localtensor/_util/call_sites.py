@@ -33,6 +33,7 @@ _KIND_OF_FILE = {
 }
 WORKER_LOOP = "_serve_jobs"
 """The function of a real process from which the user's code is called: what calls it is no line of the program."""
+_BLOCKING = ("send", "recv")  # of distributed_c10d.py: these wait for the Work of isend and irecv
 _FROM_LOCAL = (_TORCH + "distributed/tensor/_api.py", "backward")  # a gradient that comes in other placements
 _kinds: dict[str, int] = {}
 
@@ -45,7 +46,7 @@ class Origin(NamedTuple):
     """The user's line as (file, line, function), or None; and whether the call returns its Work to the user.
 
     A functional collective keeps its Work: the tensor that it returns waits when it is read.  FSDP and the like
-    keep theirs, too.  `implicit`: an op of DTensor makes the call to move its own tensors, and no line of the program asks for it.
+    keep theirs, too, and `send` and `recv` wait at once.  `implicit`: an op of DTensor makes the call to move its own tensors, and no line of the program asks for it.
     """
 
     line: tuple[str, int, str] | None
@@ -80,7 +81,7 @@ def is_of_ours(code: CodeType) -> bool:
 
 def origin(frame: FrameType | None) -> Origin:
     """The origin of the call that this frame serves: the innermost frame outside torch and this package."""
-    entry, implicit = None, False
+    entry, implicit, waits = None, False, False
     while frame is not None:
         code = frame.f_code
         kind = _kinds.get(code.co_filename)
@@ -93,7 +94,8 @@ def origin(frame: FrameType | None) -> Origin:
             continue
         if kind == USER and not code.co_name.startswith("__torch_"):
             # `group.allreduce([x])` comes straight from C++; an op that is called by name, through _ops.py.
-            return Origin((code.co_filename, frame.f_lineno, code.co_name), entry in (C10D, OPS, None), implicit)
+            returns_work = not waits and entry in (C10D, OPS, None)
+            return Origin((code.co_filename, frame.f_lineno, code.co_name), returns_work, implicit)
         if kind == DTENSOR or (code.co_name == _FROM_LOCAL[1] and code.co_filename == _FROM_LOCAL[0]):
             kind, implicit = TORCH, True
         # A dispatch mode passes a collective on through _ops.py too: the entry point is further out.
@@ -101,6 +103,7 @@ def origin(frame: FrameType | None) -> Origin:
             entry = kind
         elif kind == TORCH and entry in (None, C10D, OPS):
             entry = VIA_OPS if entry == OPS else TORCH  # the Work goes to torch's own code, which is trusted
+        waits = waits or (kind == C10D and code.co_name in _BLOCKING)
         frame = frame.f_back
     return Origin(None, entry == C10D, implicit)
 

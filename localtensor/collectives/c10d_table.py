@@ -137,7 +137,7 @@ COLLECTIVE_OPS: dict[str, CollectiveOp] = {
     "allreduce_": CollectiveOp(
         "all_reduce",
         lambda tensors, op, sparse: CallArguments(_one_or_all(tensors), tensors, op=op),
-        lambda parts: _one_each(_of_all_tensors(parts, lambda held: reference.all_reduce(held, parts[0].op))),
+        lambda parts: _one_each(_of_all_tensors(parts, lambda held: reference.all_reduce_shared(held, parts[0].op))),
         in_place=True,
     ),
     "allreduce_coalesced_": CollectiveOp(

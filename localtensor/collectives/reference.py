@@ -35,9 +35,18 @@ def all_reduce(held: Sequence[Tensor], op: ReductionOp = "sum") -> list[Tensor]:
     >>> all_reduce([torch.tensor([1, 5]), torch.tensor([2, 3])], "max")
     [tensor([2, 5]), tensor([2, 5])]
     """
+    return [_fresh(total) for total in all_reduce_shared(held, op)]
+
+
+def all_reduce_shared(held: Sequence[Tensor], op: ReductionOp = "sum") -> list[Tensor]:
+    """As `all_reduce`, with one tensor for all ranks, for a caller that only reads it.
+
+    >>> one, other = all_reduce_shared([torch.tensor([1, 5]), torch.tensor([2, 3])])
+    >>> one, one is other
+    (tensor([3, 8]), True)
+    """
     _check_held("all_reduce", held, op)
-    total = fold(held, op)
-    return [_fresh(total) for _ in held]
+    return [fold(held, op)] * len(held)
 
 
 def sparse_all_reduce(held: Sequence[Tensor]) -> list[Tensor]:

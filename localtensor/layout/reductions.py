@@ -186,10 +186,40 @@ def fold_in_ring(pair: Callable[[Tensor, Tensor], Tensor], held: Sequence[Tensor
     ranks = len(held)
     elements = held[0].shape[-1]
     chunk = _ring_chunk(elements, ranks, held[0].element_size(), rooted)
-    sizes = [chunk] * (elements // chunk) + [elements % chunk] * (elements % chunk > 0 or elements == 0)
-    chunks = zip(*[x.split_with_sizes(sizes, -1) for x in held], strict=True)
-    done = [reduce(pair, (*chunk[:k][::-1], *chunk[k:][::-1])) for k, chunk in enumerate(chunks)]
-    return done[0] if len(done) == 1 else torch.cat(done, -1)
+    count = -(-elements // chunk)
+    if count <= 1:
+        return reduce(pair, held[::-1])
+    if elements <= MAX_COPIED or ranks >= MANY_RANKS:
+        return _fold_chunks_at_once(pair, held, chunk, count)
+    chunks = zip(*[x.split(chunk, -1) for x in held], strict=True)
+    return torch.cat([reduce(pair, (*chunk[:k][::-1], *chunk[k:][::-1])) for k, chunk in enumerate(chunks)], -1)
+
+
+MAX_COPIED, MANY_RANKS = (
+    8192,
+    8,
+)  # elements and ranks to and from where one op for all chunks is faster, though it copies
+
+
+def _fold_chunks_at_once(
+    pair: Callable[[Tensor, Tensor], Tensor], held: Sequence[Tensor], chunk: int, count: int
+) -> Tensor:
+    """As `fold_in_ring`, by `ranks - 1` calls of `pair` in all.
+
+    The ranks' tensors lie twice below each other, from the last rank to the first, so that the parts of chunk k begin in
+    row `ranks - k`.  Counted from the last chunk, each begins one row below the one before, and one chunk to the left.
+    """
+    ranks, elements = len(held), held[0].shape[-1]
+    rows = torch.stack((*held[::-1], *held[::-1]))
+    if elements != count * chunk:
+        rows = torch.nn.functional.pad(rows, (0, count * chunk - elements))
+    row, *others, _ = rows.stride()
+    steps = rows.as_strided(
+        (ranks, *held[0].shape[:-1], count, chunk),
+        (row, *others, row - chunk, 1),
+        (ranks - count + 1) * row + (count - 1) * chunk,
+    )
+    return reduce(pair, steps.unbind()).flip(-2).flatten(-2)[..., :elements]
 
 
 MAX_SEGMENT = 1 << 20  # bytes: gloo's kMaxSegmentSize

@@ -155,6 +155,8 @@ class Kernels:
 
     def _write(self, part: Contribution, buffers: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         """Write results to buffers unseen by autograd and modes, as a real backend does."""
+        if not buffers:
+            return
         if self._in_flight:
             self._written.update((storage_of(x), part.rank) for x in buffers if x.layout == torch.strided)
         with (
@@ -173,7 +175,7 @@ class Kernels:
                         calls += [] if sender == part.rank else self.simulation.matching_calls(part, sender)
                     self.simulation.fail(CollectiveFailed(calls, detail))
                 buffer.copy_(result if buffer.shape == result.shape else result.view(buffer.shape))
-            _synchronize(buffers[0].device if buffers else None)
+            _synchronize(buffers[0].device)
         if self.replicas is not None and self.replicas.stepping and part.kind in REDUCING:
             self.replicas.note(part, buffers)
 

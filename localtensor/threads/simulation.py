@@ -6,7 +6,6 @@ Nothing here depends on torch.distributed: `threads/process_group.py` defines wh
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 from localtensor import errors
@@ -31,7 +30,6 @@ from localtensor.threads.diagnosis import RankEnd
 from localtensor.threads.run_token import Abort, RunToken, entirely, require_stack
 
 MAX_POLLS = 10_000  # fruitless polls in a row, with only polling ranks runnable, that count as a deadlock
-_UNOBSERVED: AbstractContextManager[object] = nullcontext()
 LOG_LENGTH = 1_000_000  # calls that the event log keeps: the last ones of a very long run
 
 
@@ -214,8 +212,11 @@ class Simulation:
         """
         self._handed_out.pop(ticket, None)
         ticket.waited = True
-        with _UNOBSERVED if self.observer is None else self.observer.waiting(ticket):
+        if self.observer is None:
             self._wait(ticket, limit)
+        else:
+            with self.observer.waiting(ticket):
+                self._wait(ticket, limit)
         clock, ticket.clock = ticket.clock, None
         if clock is not None:
             self.memory.acquired(ticket.part.rank, clock)

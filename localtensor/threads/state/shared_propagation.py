@@ -317,6 +317,7 @@ class ShardingRules:
 
     def __init__(self) -> None:
         self.tables: list[RuleTable] = []
+        self.unchanged: list[dict[Any, Any]] = []  # while no rank has written any key
 
     def ready(self) -> bool:
         return hasattr(_propagator_if_imported(), TABLES[0])
@@ -327,11 +328,16 @@ class ShardingRules:
             if hasattr(propagator, name):
                 self.tables.append(RuleTable(getattr(propagator, name)))
                 setattr(propagator, name, self.tables[-1])
+        self.unchanged = [{} for _ in self.tables]
 
     def save(self) -> list[dict[Any, Any]]:
+        if not any([table.changed for table in self.tables]):
+            return self.unchanged
         return [table.differences() if table.changed else {} for table in self.tables]
 
     def load(self, want: list[dict[Any, Any]], held: list[dict[Any, Any]]) -> None:
+        if held is self.unchanged:
+            return
         for table, mine in zip(self.tables, want, strict=True):
             for key, before in table.changed.items():
                 table.put(key, mine.get(key, before))

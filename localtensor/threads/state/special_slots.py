@@ -136,7 +136,11 @@ class WarningsSlot(AlwaysReady):
 
 
 class ClassTables:
-    """Dicts, lists and sets that a class of torch holds for the process, and changes in place: each rank has copies."""
+    """Dicts, lists and sets that a class of torch holds for the process, and changes in place.
+
+    A rank has those of the process until it changes one: then it gets copies, and those of the process are as before.
+    So a hand-over sets nothing on the class, which is slow, unless a rank has changed something.
+    """
 
     module: str
     kind: str
@@ -147,10 +151,26 @@ class ClassTables:
 
     def bind(self) -> None:
         self.owner = getattr(sys.modules[self.module], self.kind)
-        self.fresh = [table.copy() for table in self.save()]
+        self._begin()
+
+    def _begin(self) -> None:
+        self.in_run = True
+        self.shared = self._current()
+        self.fresh = [table.copy() for table in self.shared]
+
+    def _current(self) -> list[Any]:
+        return [getattr(self.owner, table) for table in self.tables]
 
     def save(self) -> list[Any]:
-        return [getattr(self.owner, table) for table in self.tables]
+        if not self.in_run or getattr(self.owner, self.tables[0]) is not self.shared[0]:
+            return self._current()
+        if self.shared == self.fresh:
+            return self.shared
+        for name, table, before in zip(self.tables, self.shared, self.fresh, strict=True):
+            setattr(self.owner, name, table.copy())
+            table.clear()
+            table.extend(before) if isinstance(table, list) else table.update(before)
+        return self._current()
 
     def load(self, want: list[Any], held: list[Any]) -> None:
         if want[0] is not held[0]:
@@ -158,10 +178,17 @@ class ClassTables:
                 setattr(self.owner, table, value)
 
     def initial(self, who: RankIdentity) -> list[Any]:
-        return [table.copy() for table in self.save()]
+        self._begin()
+        return self.shared
 
     def late(self, who: RankIdentity) -> list[Any]:
-        return [table.copy() for table in self.fresh]
+        return self.shared
+
+    def outside(self) -> list[Any]:
+        return self.shared
+
+    def over(self) -> None:
+        self.in_run = False
 
 
 class ProfilerOfFSDP(ClassTables):
@@ -184,9 +211,9 @@ class RegisteredBackends(ClassTables):
         self.kept = {*vars(self.owner)}  # among them those of torch, which it registers by the same tables since 2.15
 
     def load(self, want: list[Any], held: list[Any]) -> None:
-        super().load(want, held)
         if want[0] is held[0]:
             return
+        super().load(want, held)
         for name in (held[0].keys() ^ want[0].keys()) - self.kept:
             if name in want[0]:
                 setattr(self.owner, name, name.lower())

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from localtensor.collectives.reference import all_gather, all_reduce
 from localtensor.errors import DtypeNotReducible, NotReducible, UnknownReduction
+from localtensor.layout import reductions
 from localtensor.layout.partial_splits import partial_values
 from localtensor.layout.reductions import (
     GLOO_DTYPES,
@@ -107,6 +108,17 @@ def test_each_chunk_starts_at_the_rank_before_its_own():
     assert_same(fold_in_ring(lambda a, b: a * 2 + b, held), torch.tensor([421.0] * 4 + [214.0] * 3))
     rows = [torch.stack([x, x + 1]) for x in held]  # two groups at once
     assert_same(fold_in_ring(lambda a, b: a * 2 + b, rows)[0], fold_in_ring(lambda a, b: a * 2 + b, held))
+
+
+@pytest.mark.parametrize("rooted", [False, True])
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+@pytest.mark.parametrize("elements", [0, 1, 5, 8, 30, 64])
+def test_chunks_that_are_folded_at_once_are_folded_in_the_same_order(monkeypatch, ranks, elements, rooted):
+    held = [torch.randn(2, elements, generator=torch.Generator().manual_seed(rank)) for rank in range(ranks)]
+    at_once = fold_in_ring(torch.add, held, rooted=rooted)
+    monkeypatch.setattr(reductions, "MAX_COPIED", 0)
+    monkeypatch.setattr(reductions, "MANY_RANKS", 99)
+    assert_same(at_once, fold_in_ring(torch.add, held, rooted=rooted))
 
 
 def test_the_kinds_of_number_are_four():

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import localtensor as lt
 from localtensor.errors import BufferReused, ReadBeforeWait
+from localtensor.threads.buffer_watch import BufferWatch
 
 
 def begin(x=None):
@@ -251,6 +252,22 @@ def test_what_one_rank_has_in_flight_is_nothing_to_another():
 
     shared: list = []
     assert lt.run(program, ranks=2)[1] in (4.0, 8.0)
+
+
+def test_blocking_sends_and_receives_are_not_watched_and_their_likes_are(monkeypatch):
+    watched = []
+    begin = BufferWatch.begin
+    monkeypatch.setattr(
+        BufferWatch, "begin", lambda self, ticket, *rest: (watched.append(ticket.part), begin(self, ticket, *rest))
+    )
+
+    def program():
+        x, peer = torch.ones(4), 1 - dist.get_rank()
+        dist.send(x, peer) if peer else dist.recv(x, peer)
+        (dist.isend if peer else dist.irecv)(x, peer).wait()
+
+    lt.run(program, ranks=2)
+    assert sorted((part.rank, part.kind, part.number) for part in watched) == [(0, "send", 1), (1, "recv", 1)]
 
 
 @pytest.mark.ranks(2)

@@ -72,6 +72,31 @@ def registers_torchs_own_anew():
 
 
 def test_torchs_own_backends_stay_on_each_rank_and_behind_the_run():
-    before = {**dist.Backend._plugins}
+    table, before = dist.Backend._plugins, {**dist.Backend._plugins}
     assert lt.run(registers_torchs_own_anew, ranks=2).values == ("gloo", "gloo")
     assert dist.Backend.GLOO == "gloo" and dist.Backend._plugins == before
+    assert dist.Backend._plugins is table
+
+
+def test_tables_that_no_rank_changes_stay_those_of_the_process():
+    def program():
+        dist.barrier()
+        return dist.Backend._plugins is table and dist.Backend.backend_list is names
+
+    table, names = dist.Backend._plugins, dist.Backend.backend_list
+    assert lt.run(program, ranks=2).values == (True, True)
+
+
+@pytest.mark.parametrize("schedule", ["round_robin", "shuffled:1", "pct:2"])
+def test_a_rank_that_registers_later_keeps_its_backend_beside_those_of_others(schedule):
+    def program():
+        rank = dist.get_rank()
+        for turn in range(3):
+            if turn == rank:
+                register(f"of_{rank}")
+            dist.barrier()
+        return [dist.is_backend_available(f"of_{other}") for other in range(3)]
+
+    expected = tuple([other == rank for other in range(3)] for rank in range(3))
+    assert lt.run(program, ranks=3, schedule=schedule).values == expected
+    assert not any(hasattr(dist.Backend, f"OF_{rank}") for rank in range(3))
