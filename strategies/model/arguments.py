@@ -97,7 +97,7 @@ def with_tensors(sample: Sample, changed: Mapping[int, Tensor], what: str) -> Sa
 def argument_names(sample: Sample) -> tuple[str, ...]:
     """For each tensor of the call, by leaf number, the name of its argument."""
     found = {leaf: name for name, value in sample.call.named().items() for leaf in leaf_numbers(value)}
-    return tuple(found.get(i, "") for i in range(len(sample.tensors)))
+    return tuple([found.get(i, "") for i in range(len(sample.tensors))])
 
 
 @dataclass(frozen=True, slots=True)

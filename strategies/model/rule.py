@@ -200,7 +200,10 @@ def flat_results(out: object) -> list[Any]:
 
 def leaf_numbers(value: object) -> tuple[int, ...]:
     """The numbers of the leaves in an argument, nested lists included, in order."""
-    return tuple(leaf.index for leaf in pytree.tree_leaves(value) if isinstance(leaf, Leaf))
+    if type(value) is Leaf:
+        return (value.index,)
+    within = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return tuple([number for one in within for number in leaf_numbers(one)])
 
 
 WRITTEN_UNDECLARED = {"aten.native_batch_norm": ("running_mean", "running_var")}
@@ -234,8 +237,17 @@ def written_leaves(call: Call) -> tuple[int, ...]:
 
 def out_leaves(call: Call) -> tuple[int, ...]:
     """The tensors given as `out=`, by leaf number, in the order of the results."""
+    names = _out_names(overload(call.op))
+    if not names:
+        return ()
     given = dict(call.kwargs)
-    return leaf_numbers([given.get(a.name) for a in overload(call.op)._schema.arguments if a.is_out])
+    return leaf_numbers([given.get(name) for name in names])
+
+
+@functools.lru_cache(1 << 12)
+def _out_names(op: torch._ops.OpOverload) -> tuple[str, ...]:
+    """The names of the op's `out=` arguments."""
+    return tuple(a.name for a in op._schema.arguments if a.is_out)
 
 
 DTYPE_CLASSES = ("real", "complex", "integer", "bool")

@@ -41,7 +41,7 @@ from strategies.programs.shrink.search import ShrinkTask, smaller_candidates
 from strategies.sweep import aggregate, executors
 from strategies.sweep.source_runs import confirm_claims, source_samples
 from strategies.torch_api import user_modules
-from strategies.torch_api.decompositions import without_dynamo, without_stacks
+from strategies.torch_api.decompositions import plain_instance_checks, without_dynamo, without_stacks
 from strategies.torch_api.rank_runs import prepare_confirmation, shared_worlds
 from strategies.torch_api.user_modules import import_rules
 from strategies.validation import finding
@@ -174,7 +174,7 @@ def run_validation(settings: Settings, journal: Journal, progress: Progress) -> 
 
     Returns the seconds of each phase.  Raises as `validate`.
     """
-    with without_dynamo(many=settings.everything), without_stacks():
+    with without_dynamo(many=settings.everything), without_stacks(), plain_instance_checks():
         return _Validation(settings, journal, progress).run_phases()
 
 

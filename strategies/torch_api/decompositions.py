@@ -1,6 +1,7 @@
 """DTensor's tracer of decompositions: one object for each propagator since torch 2.12, a class of static functions in 2.11.
 
-And decompositions that are called without torch._dynamo, whose import takes a second; fake modes without the stacks of their makers.
+And decompositions that are called without torch._dynamo, whose import takes a second; fake modes without the stacks of their makers;
+checks of classes that look for no stand-ins.
 
 | torch part (under torch.distributed.tensor)                               | read on     | run on     |
 |-----------------------------------------------------------------------------|-------------|------------|
@@ -9,6 +10,7 @@ And decompositions that are called without torch._dynamo, whose import takes a s
 | without it, _decompositions.DecompShardingStrategy with the same names    | 2.11        | 2.11       |
 | torch._compile._disable_dynamo asks getattr(function, "__dynamo_disable") | 2.11 - 2.15 | 2.13       |
 | torch._subclasses.fake_tensor.traceback: extract_stack for each fake mode | by feature  | 2.13       |
+| torch._opaque_base: OpaqueBaseMeta.__instancecheck__, OpaqueBase          | by feature  | 2.13       |
 
 `tests/strategies/torch_api/test_decompositions.py` checks each part by name.
 """
@@ -18,11 +20,12 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import _compile
+from torch import _compile, _opaque_base
 from torch._subclasses import fake_tensor
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
 from torch.distributed.tensor._op_schema import OpSchema
@@ -90,6 +93,28 @@ class _NoStack:
 def without_stacks() -> AbstractContextManager[None]:
     """While active, fake modes do not note the stack on which they are made: DTensor makes one for each answer of a rule."""
     return replaced(fake_tensor, "traceback", _NoStack) if hasattr(fake_tensor, "traceback") else nullcontext()
+
+
+@contextmanager
+def plain_instance_checks() -> Iterator[None]:
+    """While active, `isinstance` of placements and meshes is Python's own, except where every opaque type is asked for.
+
+    torch looks in each of these checks for a stand-in of graph capture, of which there is none here: in a sweep that took a
+    tenth of the time.
+    """
+    base = getattr(_opaque_base, "OpaqueBase", None)
+    meta: Any = getattr(_opaque_base, "OpaqueBaseMeta", None)
+    check = vars(meta).get("__instancecheck__") if meta is not None else None
+    if base is None or check is None or type(base) is not meta:
+        yield
+        return
+    base.__class__ = type(meta.__name__, (meta,), {"__instancecheck__": check})
+    del meta.__instancecheck__
+    try:
+        yield
+    finally:
+        meta.__instancecheck__ = check
+        base.__class__ = meta
 
 
 def _getattr(owner: Any, name: str, *default: Any) -> Any:

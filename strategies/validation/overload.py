@@ -42,6 +42,8 @@ KEPT_CANDIDATES = 3
 """Cases kept of one suspected rule: confirmation tries them in turn."""
 END_TO_END_SAMPLES = 6
 """Samples of one overload that are run end to end where only DTensor's own dispatch can judge."""
+ON_ALL_MESHES, FORMS_ON_ALL_MESHES = 6, 1
+"""The first samples of an overload, and the first calls of each form, that a sweep of torch's rules tries on all meshes."""
 VALUES_PER_SAMPLE, VALUES_PER_FORM = 3, 1
 """Other values that a sample is tried with, and those for another form of it.  Where there are few samples, each is
 tried with more, so that every kind of values is tried."""
@@ -111,6 +113,16 @@ class Recorder:
         free = [i for i in range(len(units)) if task.step(number, i) not in task.skip]
         return [i for i in free if units[i] in self._results]
 
+    def meshes_in_turn(self, number: int, form: str) -> list[int]:
+        """The meshes on which a call made from this sample is tried.  Of three or more, later calls leave out one in turn:
+        a wrong rule is seldom wrong on one sample and one number of ranks alone."""
+        meshes, every = self.meshes(number), len(self.task.meshes)
+        turns = self.turns(self.task.samples[number]).forms[form] if form else 0
+        first = turns <= FORMS_ON_ALL_MESHES if form else number < ON_ALL_MESHES
+        if first or every < 3 or self.task.search or any(self.task.home):
+            return meshes
+        return [i for i in meshes if i != (turns or number) % every]
+
     def turns(self, sample: Sample) -> VariantCounts:
         """The counts of the sample's class of dtypes: a run of some classes alone tries the same variants."""
         return self._turns[dtype_class(sample)]
@@ -127,14 +139,20 @@ class Recorder:
         """The number of other values that each sample of this class of dtypes is tried with."""
         return max(VALUES_PER_SAMPLE, -(-len(VALUES) // self._sample_counts[dtype_class(sample)]))
 
-    def on_mesh(self, variants: dict[str, OracleResult], sample: Sample, i: int) -> dict[str, OracleResult]:
-        """Those of a sample's other values that are tried on its task's mesh i.
+    def on_mesh(
+        self, variants: dict[str, OracleResult], sample: Sample, i: int, meshes: Sequence[int]
+    ) -> dict[str, OracleResult]:
+        """Those of a sample's other values that are tried on its task's mesh i, one of `meshes`.
 
         The first ones of a kind are tried on all meshes, those of later samples on the meshes in turn: what is wrong of ties or of
         NaN seldom depends on the number of ranks.
         """
-        turns, meshes = self.turns(sample).values, len(self.task.meshes)
-        return {name: truth for name, truth in variants.items() if turns[name] == 1 or turns[name] % meshes == i}
+        turns = self.turns(sample).values
+        return {
+            name: truth
+            for name, truth in variants.items()
+            if turns[name] == 1 or meshes[turns[name] % len(meshes)] == i
+        }
 
     def skipped(self, number: int, why: str) -> None:
         """Record that the sample is tried on none of its meshes."""
@@ -226,7 +244,8 @@ def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> d
     variants = adverse(
         sample, truth, number, seed=task.seed, budget=budget, turns=turns.values, refused=turns.refused_values
     )
-    for i in recorder.meshes(number):
+    meshes = recorder.meshes_in_turn(number, name)
+    for i in meshes:
         note(task.step(number, i))
         (ranks,) = task.meshes[i]
         result = recorder.result_of(own, task.meshes[i])
@@ -251,7 +270,7 @@ def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> d
             result.skipped[f"{recorder.source.title} has {every} placement tuples {why}; {drawn} are drawn"] += 1
         if not (claimed or about.failures):
             result.skipped[f"{recorder.source.title} claims nothing about this call"] += 1
-        here = recorder.on_mesh(variants, own, i)
+        here = recorder.on_mesh(variants, own, i, meshes)
         for instance in check_claims(sample, truth, ranks, claimed, seed=task.seed, variants=here):
             record_instance(result, instance, number)
         if task.search:

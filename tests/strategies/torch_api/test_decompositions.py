@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._opaque_base import OpaqueBase, OpaqueBaseMeta
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
 
@@ -150,6 +152,41 @@ def test_fake_modes_note_no_stack_meanwhile():
     with decompositions.without_stacks():
         assert "test_fake_modes" in made and FakeTensorMode().stack == ""
     assert "test_fake_modes" in FakeTensorMode().stack
+
+
+def python_calls(asked):
+    """The functions in Python that are called meanwhile."""
+    called = []
+    sys.setprofile(lambda frame, event, argument: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        asked()
+    finally:
+        sys.setprofile(None)
+    return called[1:]  # without `asked`
+
+
+def checks_of_classes():
+    placements = [isinstance(Shard(0), Shard), isinstance(Replicate(), Shard), isinstance(3, Shard)]
+    return [*placements, isinstance(Shard(0), OpaqueBase), isinstance(3, OpaqueBase), isinstance("a", DeviceMesh)]
+
+
+@pytest.mark.skipif("__instancecheck__" not in vars(OpaqueBaseMeta), reason="this torch checks classes as Python does")
+def test_classes_are_checked_as_python_does_meanwhile():
+    own = vars(OpaqueBaseMeta)["__instancecheck__"]
+    before = checks_of_classes()
+    assert "__instancecheck__" in python_calls(lambda: isinstance(3, Shard))
+    with decompositions.plain_instance_checks():
+        assert checks_of_classes() == before
+        assert python_calls(lambda: isinstance(3, Shard)) == []
+        assert "__instancecheck__" in python_calls(lambda: isinstance(3, OpaqueBase))
+    assert vars(OpaqueBaseMeta)["__instancecheck__"] is own and type(OpaqueBase) is OpaqueBaseMeta
+    assert "__instancecheck__" in python_calls(lambda: isinstance(3, Shard)) and checks_of_classes() == before
+
+
+def test_where_torch_has_no_opaque_types_nothing_is_changed(monkeypatch):
+    monkeypatch.setattr(decompositions, "_opaque_base", None)
+    with decompositions.plain_instance_checks():
+        assert isinstance(Shard(0), Shard)
 
 
 def test_for_many_calls_dynamo_is_imported_before_there_are_workers(monkeypatch):

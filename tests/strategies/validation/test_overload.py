@@ -339,8 +339,29 @@ def test_other_values_are_tried_on_all_meshes_at_first_and_then_on_one_after_ano
     turns, seen = recorder.turns(task.samples[0]).values, []
     for turn in range(1, 8):
         turns["ties"] = turn
-        seen.append([i for i in range(3) if recorder.on_mesh({"ties": None}, task.samples[0], i)])
+        seen.append([i for i in range(3) if recorder.on_mesh({"ties": None}, task.samples[0], i, range(3))])
     assert seen == [[0, 1, 2], [2], [0], [1], [2], [0], [1]]
+
+
+def meshes_of(form, turns, **docket):
+    """The meshes on which each of these calls is tried: that of a sample by its number, that of a form by its turn."""
+    samples = tuple(sample("neg.default", numbers(4, n)) for n in range(2, 14))
+    recorder = trial.Recorder(OverloadTask("aten.neg.default", samples, ((2,), (3,), (4,)), 0, **docket))
+    found = []
+    for turn in turns:
+        recorder.turns(samples[0]).forms[form] = turn
+        found.append(recorder.meshes_in_turn(0 if form else turn, form))
+    return found
+
+
+def test_in_a_sweep_of_torchs_rules_later_calls_leave_out_one_mesh_in_turn():
+    assert meshes_of("", range(5, 10)) == [[0, 1, 2], [1, 2], [0, 2], [0, 1], [1, 2]]
+    assert meshes_of("scalar", range(1, 5)) == [[0, 1, 2], [0, 1], [1, 2], [0, 2]]
+
+
+def test_rules_of_a_module_and_searches_are_tried_on_all_meshes():
+    for docket in ({"home": ("my_rules", ".")}, {"search": True}):
+        assert meshes_of("", range(5, 10), **docket) == [[0, 1, 2]] * 5
 
 
 def test_of_many_samples_later_values_are_tried_on_a_third_of_the_meshes(monkeypatch):
@@ -354,4 +375,10 @@ def test_of_many_samples_later_values_are_tried_on_a_third_of_the_meshes(monkeyp
     by_unit(*(sample("neg.default", numbers(4, n)) for n in range(3, 27)), ranks=(2, 3, 4))
     by_kind = {name: [asked[name, ranks] for ranks in (2, 3, 4)] for name, _ in asked}
     assert len(by_kind) > 10
-    assert all(max(counts) - min(counts) <= 1 for counts in by_kind.values())
+    assert [counts for counts in by_kind.values() if 3 * min(counts) < max(counts)] == []
+
+
+def test_of_many_samples_each_mesh_has_those_that_do_not_leave_it_out(as_given):
+    samples = [sample("neg.default", numbers(4, n)) for n in range(3, 21)]
+    tried = [unit.samples for unit in by_unit(*samples, ranks=(2, 3, 4)) if unit.samples]
+    assert tried == [6 + 8] * 3
