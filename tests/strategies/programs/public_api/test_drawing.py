@@ -63,6 +63,20 @@ def test_a_mesh_has_the_steps_that_come_after_those_of_the_mesh_before():
     assert not first & second
 
 
+def groups_in_order(name, seed):
+    """The groups of a name's steps, in the order in which its first mesh tries them."""
+    return tuple(dict.fromkeys(step.group for step, _ in drawing._some(name, (2,), seed, 0)))
+
+
+def test_each_seed_begins_with_other_uses_of_torchs_names_and_not_of_dtensors():
+    of_torch = {name: {groups_in_order(name, seed) for seed in range(4)} for name in STEPS if name.startswith("torch.")}
+    assert any(len(orders) == 4 for orders in of_torch.values())
+    own = [
+        name for name in STEPS if base_name(name) == name and not drawing._is_of_torch(name) and name not in TWO_AXES
+    ]
+    assert all(len({groups_in_order(name, seed) for seed in range(4)}) == 1 for name in own)
+
+
 def test_the_modules_of_a_style_have_unlike_options_on_one_mesh():
     plans = [p.public_call.partition(" of ") for p in programs_of("parallel.ColwiseParallel")]
     assert len({module for *_, module in plans}) == 8 and len({plan for plan, *_ in plans}) > 4
