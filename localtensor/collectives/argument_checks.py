@@ -177,6 +177,13 @@ def check_wire(call: str, named: Named, op: ReductionOp | None = None) -> None:
     check_one_kind(call, named)
 
 
+def check_held(call: str, held: Sequence[Tensor], op: ReductionOp | None = None) -> None:
+    """Check each rank's tensor as `check_wire` does, and that all have one shape."""
+    named = name_held(call, held)
+    check_wire(call, named, op)
+    check_shapes(call, shapes_of(named))
+
+
 def check_dense(call: str, named: Named) -> None:
     for name, x in named.items():
         if x.layout != torch.strided:

@@ -28,12 +28,13 @@ from localtensor.collectives.argument_checks import (
     PREMUL_SUM,
     REDUCTION_NAMES,
     SPARSE_ALL_REDUCE,
+    check_held,
     flat_tensors,
     reduction_name,
 )
 from localtensor.collectives.rendezvous import Contribution, Group
 from localtensor.errors import NotServed
-from localtensor.layout.reductions import PremulSum
+from localtensor.layout.reductions import PremulSum, ReductionOp, fold
 
 
 @dataclass(slots=True)
@@ -105,6 +106,12 @@ def _of_all_tensors(parts: Sequence[Contribution], compute: Callable[[list[Tenso
     return [results[first] for first in firsts]
 
 
+def _one_total(held: list[Tensor], op: ReductionOp) -> list[Tensor]:
+    """As `reference.all_reduce`, with one tensor for all ranks, each of which copies it."""
+    check_held("all_reduce", held, op)
+    return [fold(held, op)] * len(held)
+
+
 def _root(parts: Sequence[Contribution]) -> int:
     return parts[0].group.ranks.index(parts[0].root) if parts[0].root is not None else 0
 
@@ -137,7 +144,7 @@ COLLECTIVE_OPS: dict[str, CollectiveOp] = {
     "allreduce_": CollectiveOp(
         "all_reduce",
         lambda tensors, op, sparse: CallArguments(_one_or_all(tensors), tensors, op=op),
-        lambda parts: _one_each(_of_all_tensors(parts, lambda held: reference.all_reduce_shared(held, parts[0].op))),
+        lambda parts: _one_each(_of_all_tensors(parts, lambda held: _one_total(held, parts[0].op))),
         in_place=True,
     ),
     "allreduce_coalesced_": CollectiveOp(

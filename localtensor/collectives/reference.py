@@ -35,18 +35,9 @@ def all_reduce(held: Sequence[Tensor], op: ReductionOp = "sum") -> list[Tensor]:
     >>> all_reduce([torch.tensor([1, 5]), torch.tensor([2, 3])], "max")
     [tensor([2, 5]), tensor([2, 5])]
     """
-    return [_fresh(total) for total in all_reduce_shared(held, op)]
-
-
-def all_reduce_shared(held: Sequence[Tensor], op: ReductionOp = "sum") -> list[Tensor]:
-    """As `all_reduce`, with one tensor for all ranks, for a caller that only reads it.
-
-    >>> one, other = all_reduce_shared([torch.tensor([1, 5]), torch.tensor([2, 3])])
-    >>> one, one is other
-    (tensor([3, 8]), True)
-    """
-    _check_held("all_reduce", held, op)
-    return [fold(held, op)] * len(held)
+    checks.check_held("all_reduce", held, op)
+    total = fold(held, op)
+    return [_fresh(total) for _ in held]
 
 
 def sparse_all_reduce(held: Sequence[Tensor]) -> list[Tensor]:
@@ -79,7 +70,7 @@ def reduce(held: Sequence[Tensor], op: ReductionOp = "sum", *, root: int) -> lis
     >>> reduce([torch.tensor([1]), torch.tensor([2])], root=1)
     [tensor([1]), tensor([3])]
     """
-    _check_held("reduce", held, op)
+    checks.check_held("reduce", held, op)
     checks.check_rank("reduce", "root", root, len(held))
     return [_fresh(fold(held, op, rooted=True) if rank == root else x) for rank, x in enumerate(held)]
 
@@ -90,7 +81,7 @@ def broadcast(held: Sequence[Tensor], root: int) -> list[Tensor]:
     >>> broadcast([torch.tensor([1]), torch.tensor([2])], root=1)
     [tensor([2]), tensor([2])]
     """
-    _check_held("broadcast", held)
+    checks.check_held("broadcast", held)
     checks.check_rank("broadcast", "root", root, len(held))
     return [_fresh(held[root]) for _ in held]
 
@@ -103,7 +94,7 @@ def all_gather(held: Sequence[Tensor]) -> list[list[Tensor]]:
     >>> all_gather([torch.tensor(1), torch.tensor(2)])
     [[tensor(1), tensor(2)], [tensor(1), tensor(2)]]
     """
-    _check_held("all_gather", held)
+    checks.check_held("all_gather", held)
     return [[_fresh(x) for x in held] for _ in held]
 
 
@@ -117,7 +108,7 @@ def all_gather_into_tensor(held: Sequence[Tensor], dim: int = 0) -> list[Tensor]
     [tensor([[1, 2, 3, 4]]), tensor([[1, 2, 3, 4]])]
     """
     call = "all_gather_into_tensor"
-    _check_held(call, held)
+    checks.check_held(call, held)
     checks.check_dim(call, dim, held[0].shape, for_scalars="Pass x.reshape(1).")
     return [torch.cat(list(held), dim).contiguous() for _ in held]
 
@@ -130,7 +121,7 @@ def gather(held: Sequence[Tensor], root: int) -> list[list[Tensor]]:
     >>> gather([torch.tensor(1), torch.tensor(2)], root=1)
     [[], [tensor(1), tensor(2)]]
     """
-    _check_held("gather", held)
+    checks.check_held("gather", held)
     checks.check_rank("gather", "root", root, len(held))
     if held[0].is_complex():
         raise errors.ComplexNotGathered("gather", held[0].dtype)
@@ -185,7 +176,7 @@ def reduce_scatter_tensor(held: Sequence[Tensor], op: ReductionOp = "sum", *, di
     [tensor([4]), tensor([6])]
     """
     call = "reduce_scatter_tensor"
-    _check_held(call, held, op)
+    checks.check_held(call, held, op)
     checks.check_dim(call, dim, held[0].shape, for_scalars=_one_row_per_rank(held))
     checks.check_even(call, dim, held[0].shape, len(held), instead="pass uneven pieces to reduce_scatter")
     rows = [x.movedim(dim, 0) for x in held]  # as they are sent: the order of adding depends on the place
@@ -246,7 +237,7 @@ def shard_dim_alltoall(held: Sequence[Tensor], *, gather_dim: int, shard_dim: in
             [4]])]
     """
     call = "shard_dim_alltoall"
-    _check_held(call, held)
+    checks.check_held(call, held)
     for dim in (gather_dim, shard_dim):
         checks.check_dim(call, dim, held[0].shape, for_scalars=_one_row_per_rank(held))
     checks.check_even(call, shard_dim, held[0].shape, len(held))
@@ -260,7 +251,7 @@ def permute(held: Sequence[Tensor], destinations: Sequence[int]) -> list[Tensor]
     >>> permute([torch.tensor(1), torch.tensor(2), torch.tensor(3)], [1, 2, 0])
     [tensor(3), tensor(1), tensor(2)]
     """
-    _check_held("permute", held)
+    checks.check_held("permute", held)
     if sorted(destinations) != list(range(len(held))):
         raise errors.NotAPermutation("permute", list(destinations), len(held), len(held) - 1)
     source_of = {destination: source for source, destination in enumerate(destinations)}
@@ -332,12 +323,6 @@ def _fresh(x: Tensor) -> Tensor:
 
 def _one_row_per_rank(held: Sequence[Tensor]) -> str:
     return f"Pass x.expand({len(held)}).contiguous(), a row for each rank."
-
-
-def _check_held(call: str, held: Sequence[Tensor], op: ReductionOp | None = None) -> None:
-    named = checks.name_held(call, held)
-    checks.check_wire(call, named, op)
-    checks.check_shapes(call, checks.shapes_of(named))
 
 
 def _check_lists(call: str, lists: Sequence[Sequence[Tensor]], op: ReductionOp | None = None) -> checks.Named:
