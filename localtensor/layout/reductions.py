@@ -189,16 +189,14 @@ def fold_in_ring(pair: Callable[[Tensor, Tensor], Tensor], held: Sequence[Tensor
     count = -(-elements // chunk)
     if count <= 1:
         return reduce(pair, held[::-1])
-    if elements <= MAX_COPIED or ranks >= MANY_RANKS:
+    if elements <= MAX_COPIED:
         return _fold_chunks_at_once(pair, held, chunk, count)
     chunks = zip(*[x.split(chunk, -1) for x in held], strict=True)
     return torch.cat([reduce(pair, (*chunk[:k][::-1], *chunk[k:][::-1])) for k, chunk in enumerate(chunks)], -1)
 
 
-MAX_COPIED, MANY_RANKS = (
-    8192,
-    8,
-)  # elements and ranks to and from where one op for all chunks is faster, though it copies
+MAX_COPIED = 8192
+"""Elements up to which one op for all chunks is faster, though it copies each rank's tensor twice."""
 
 
 def _fold_chunks_at_once(

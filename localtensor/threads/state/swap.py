@@ -113,10 +113,13 @@ class _State:
         self.owned: list[Any] = []
         self.specials: list[Any] = []
 
-    def save(self) -> None:
+    def save_names(self) -> None:
         self.flags = [get() for get in _PLAN.gets]
         self.plain = [space[name] for space, name in _PLAN.plain]
         self.owned = [space[name] for space, name in _PLAN.owned]
+
+    def save(self) -> None:
+        self.save_names()
         self.specials = [special.save() for special in _PLAN.specials]
 
     def add_new_slots(self) -> None:
@@ -137,7 +140,7 @@ class RankState(_State):
     def __init__(self, rank: int, ranks: int, seed: int) -> None:
         super().__init__()
         self.rank, self.ranks, self.seed = rank, ranks, seed
-        self.save()
+        self.save_names()
         held = self.owned
         firsts = [[other is value for other in held].index(True) for value in held]
         self.owned = []

@@ -8,6 +8,7 @@ from torch.futures import Future
 
 import localtensor as lt
 from localtensor.errors import BadGroup
+from localtensor.threads.state.swap import SLOTS
 
 
 class Work(dist._Work):
@@ -88,6 +89,14 @@ def test_tables_that_no_rank_changes_stay_those_of_the_process():
 
     table, times = SimpleProfiler.profiling, SimpleProfiler.results
     assert lt.run(program, ranks=2).values == (True, True)
+
+
+def test_what_the_process_has_changed_since_a_run_that_did_not_begin_stays(monkeypatch):
+    monkeypatch.setattr(SLOTS["profiler_of_fsdp"], "in_run", True, raising=False)
+    monkeypatch.setitem(SimpleProfiler.results, "of the process", 1.0)
+    times = SimpleProfiler.results
+    lt.run(dist.barrier, ranks=2)
+    assert SimpleProfiler.results is times and times["of the process"] == 1.0
 
 
 @pytest.mark.parametrize("schedule", ["round_robin", "shuffled:1", "pct:2"])
