@@ -77,10 +77,15 @@ def test_versions_are_those_of_the_row_that_is_of_this_cause():
     assert records.known_versions(replace(gather, words="an odd thing")) == ()
 
 
-def test_a_script_that_does_not_show_the_fault_where_it_was_found_says_nothing_of_other_versions():
+def test_a_script_that_does_not_show_the_fault_where_it_was_found_says_nothing_of_other_versions(monkeypatch):
+    name, versions = ("not attributed: squeeze, refused", frozenset()), records._known()[0][2]
+    shown = [(version, "present") for version, _ in versions]
     lost = replace(UNKNOWN, words="squeeze, refused", families=())
-    assert ("not attributed: squeeze, refused", frozenset()) in {row[:2] for row in records._known()}
-    assert records.known_versions(lost) == ()
+    assert lost.found_on in dict(versions)
+    for here, known in (("present", tuple(shown)), ("present: hangs", None), ("fixed", ())):
+        row = tuple((version, here if version == lost.found_on else how) for version, how in shown)
+        monkeypatch.setattr(records, "_known", lambda row=row: [(*name, row)])
+        assert records.known_versions(lost) == (row if known is None else known)
 
 
 def test_the_data_of_versions_is_the_table_of_the_documentation():
