@@ -152,7 +152,7 @@ def test_what_torch_itself_refuses_is_about_all_ranks_and_not_the_last_to_come(m
     def full(*arguments):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("localtensor.collectives.reference.fold", full)
+    monkeypatch.setattr("localtensor.collectives.c10d_table.fold", full)
     with pytest.raises(errors.CollectiveFailed) as caught:
         lt.run(program, ranks=3)
     assert caught.value.ranks == (0, 1, 2)
@@ -173,7 +173,7 @@ def test_a_crash_of_ours_is_raised_as_it_is_and_is_no_verdict(monkeypatch):
     def crashes(*arguments):
         raise AttributeError("ours")
 
-    monkeypatch.setattr("localtensor.collectives.reference.fold", crashes)
+    monkeypatch.setattr("localtensor.collectives.c10d_table.fold", crashes)
     with pytest.raises(AttributeError, match=r"^ours$"):
         lt.run(lambda: dist.all_reduce(torch.ones(2)), ranks=3)
     monkeypatch.undo()
