@@ -196,7 +196,7 @@ def fold_in_ring(pair: Callable[[Tensor, Tensor], Tensor], held: Sequence[Tensor
 
 
 MAX_COPIED = 8192
-"""Elements up to which one op for all chunks is faster, though it copies each rank's tensor twice."""
+"""Elements up to which one op serves all chunks: it copies each rank's tensor twice, and of four ranks or more takes less time."""
 
 
 def _fold_chunks_at_once(

@@ -10,7 +10,8 @@ checks of classes that look for no stand-ins.
 | without it, _decompositions.DecompShardingStrategy with the same names    | 2.11        | 2.11       |
 | torch._compile._disable_dynamo asks getattr(function, "__dynamo_disable") | 2.11 - 2.15 | 2.13       |
 | torch._subclasses.fake_tensor.traceback: extract_stack for each fake mode | by feature  | 2.13       |
-| torch._opaque_base: OpaqueBaseMeta.__instancecheck__, OpaqueBase          | by feature  | 2.13       |
+| the metaclass of DeviceMesh and placements: `__instancecheck__`, and the  |             |            |
+| base class of them all (none in 2.11)                                     | 2.11 - 2.15 | 2.13, 2.15 |
 
 `tests/strategies/torch_api/test_decompositions.py` checks each part by name.
 """
@@ -25,8 +26,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import _compile, _opaque_base
+from torch import _compile
 from torch._subclasses import fake_tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
 from torch.distributed.tensor._op_schema import OpSchema
 
@@ -97,17 +99,17 @@ def without_stacks() -> AbstractContextManager[None]:
 
 @contextmanager
 def plain_instance_checks() -> Iterator[None]:
-    """While active, `isinstance` of placements and meshes is Python's own, except where every opaque type is asked for.
+    """While active, `isinstance` of placements and meshes is Python's own, except of their common base class.
 
     torch looks in each of these checks for a stand-in of graph capture, of which there is none here: in a sweep that took a
     tenth of the time.
     """
-    base = getattr(_opaque_base, "OpaqueBase", None)
-    meta: Any = getattr(_opaque_base, "OpaqueBaseMeta", None)
-    check = vars(meta).get("__instancecheck__") if meta is not None else None
-    if base is None or check is None or type(base) is not meta:
+    meta: Any = type(DeviceMesh)
+    check = None if meta is type else vars(meta).get("__instancecheck__")
+    if check is None:
         yield
         return
+    base: Any = [one for one in DeviceMesh.__mro__ if type(one) is meta][-1]
     base.__class__ = type(meta.__name__, (meta,), {"__instancecheck__": check})
     del meta.__instancecheck__
     try:

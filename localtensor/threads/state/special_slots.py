@@ -145,6 +145,7 @@ class ClassTables:
     module: str
     kind: str
     tables: tuple[str, ...]
+    in_run = False
 
     def ready(self) -> bool:
         return hasattr(sys.modules.get(self.module), self.kind)

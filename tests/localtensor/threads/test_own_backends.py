@@ -92,7 +92,7 @@ def test_tables_that_no_rank_changes_stay_those_of_the_process():
 
 
 def test_what_the_process_has_changed_since_a_run_that_did_not_begin_stays(monkeypatch):
-    monkeypatch.setattr(SLOTS["profiler_of_fsdp"], "in_run", True, raising=False)
+    monkeypatch.setattr(SLOTS["profiler_of_fsdp"], "in_run", True)
     monkeypatch.setitem(SimpleProfiler.results, "of the process", 1.0)
     times = SimpleProfiler.results
     lt.run(dist.barrier, ranks=2)

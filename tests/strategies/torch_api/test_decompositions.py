@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch._opaque_base import OpaqueBase, OpaqueBaseMeta
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -165,31 +164,35 @@ def python_calls(asked):
     return called[1:]  # without `asked`
 
 
+META = type(DeviceMesh)
+BASE = [one for one in DeviceMesh.__mro__ if type(one) is META][-1]
+"""The class that meshes and placements have in common: OpaqueBase in torch 2.12, CustomClassBase since 2.14."""
+
+
 def checks_of_classes():
-    placements = [isinstance(Shard(0), Shard), isinstance(Replicate(), Shard), isinstance(3, DeviceMesh)]
-    return [*placements, isinstance(Opaque(), Opaque), isinstance(3, Opaque), isinstance(Opaque(), OpaqueBase)]
+    placements = [isinstance(Shard(0), Shard), isinstance(Replicate(), Shard), isinstance(3, Shard)]
+    return [*placements, isinstance(3, DeviceMesh), isinstance(Shard(0), BASE), isinstance(3, BASE)]
 
 
-class Opaque(OpaqueBase):
-    """As meshes and, since torch 2.12, placements."""
-
-
+@pytest.mark.skipif(META is type, reason="this torch checks classes as Python does")
 def test_classes_are_checked_as_python_does_meanwhile():
-    own = vars(OpaqueBaseMeta)["__instancecheck__"]
+    own = vars(META)["__instancecheck__"]
     before = checks_of_classes()
-    assert "__instancecheck__" in python_calls(lambda: isinstance(3, Opaque))
+    assert "__instancecheck__" in python_calls(lambda: isinstance(3, Shard))
     with decompositions.plain_instance_checks():
         assert checks_of_classes() == before
-        assert python_calls(lambda: isinstance(3, Opaque)) == []
-        assert "__instancecheck__" in python_calls(lambda: isinstance(3, OpaqueBase))
-    assert vars(OpaqueBaseMeta)["__instancecheck__"] is own and type(OpaqueBase) is OpaqueBaseMeta
-    assert "__instancecheck__" in python_calls(lambda: isinstance(3, Opaque)) and checks_of_classes() == before
+        assert python_calls(lambda: isinstance(3, Shard)) == []
+        assert "__instancecheck__" in python_calls(lambda: isinstance(3, BASE))
+        with decompositions.plain_instance_checks():
+            assert python_calls(lambda: isinstance(3, Shard)) == []
+    assert vars(META)["__instancecheck__"] is own and type(BASE) is META
+    assert "__instancecheck__" in python_calls(lambda: isinstance(3, Shard)) and checks_of_classes() == before
 
 
-def test_where_torch_has_no_opaque_types_nothing_is_changed(monkeypatch):
-    monkeypatch.setattr(decompositions, "_opaque_base", None)
+def test_where_torch_checks_classes_as_python_does_nothing_is_changed(monkeypatch):
+    monkeypatch.setattr(decompositions, "DeviceMesh", object)
     with decompositions.plain_instance_checks():
-        assert isinstance(Shard(0), Shard)
+        assert checks_of_classes() == [True, False, False, False, isinstance(Shard(0), BASE), isinstance(3, BASE)]
 
 
 def test_for_many_calls_dynamo_is_imported_before_there_are_workers(monkeypatch):

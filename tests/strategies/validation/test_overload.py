@@ -24,13 +24,13 @@ from tests.strategies.wrong_here import if_cumprod_is_wrong
 X = numbers(4, 6)
 
 
-def by_unit(*samples, ranks=(2,), seed=0, **docket):
-    return validate_overload(OverloadTask(samples[0].op, samples, tuple((n,) for n in ranks), seed, **docket), silent)
+def by_unit(*samples, ranks=(2,), seed=0, **options):
+    return validate_overload(OverloadTask(samples[0].op, samples, tuple((n,) for n in ranks), seed, **options), silent)
 
 
-def heard(*samples, **docket):
-    """The hearings of all units as one."""
-    found = by_unit(*samples, **docket)
+def heard(*samples, **options):
+    """The results of all units as one."""
+    found = by_unit(*samples, **options)
     return TaskResult(
         found[0].unit, sum(h.samples for h in found), sum(h.tried for h in found), sum(h.combinations for h in found),
         {n for h in found for n in h.sound}, {n for h in found for n in h.by_metadata},
@@ -271,23 +271,21 @@ def test_a_crash_of_another_form_keeps_what_came_before(monkeypatch):
 def test_steps_are_noted_before_they_are_taken_and_those_to_skip_are_not():
     noted = []
     samples = tuple(planted("trips", numbers(n)) for n in (4, 3, 8))
-    docket = OverloadTask(
-        samples[0].op, samples, ((2,), (4,)), 0, skip=frozenset([docket_step(1, 0), docket_step(1, 1)])
-    )
-    validate_overload(docket, noted.append)
-    assert set(noted) == {docket.truth_step(0), 0, 1, docket.truth_step(2), 4, 5}
-    assert [noted.index(n) for n in (docket.truth_step(0), 0, 1)] == [0, 1, 2]
+    task = OverloadTask(samples[0].op, samples, ((2,), (4,)), 0, skip=frozenset([step_of(1, 0), step_of(1, 1)]))
+    validate_overload(task, noted.append)
+    assert set(noted) == {task.truth_step(0), 0, 1, task.truth_step(2), 4, 5}
+    assert [noted.index(n) for n in (task.truth_step(0), 0, 1)] == [0, 1, 2]
 
 
-def docket_step(sample, mesh):
+def step_of(sample, mesh):
     return 2 * sample + mesh
 
 
 @pytest.mark.usefixtures("as_given")
 def test_a_truth_that_killed_a_worker_is_told_no_more():
     samples = (planted("trips", numbers(3)), planted("trips", numbers(8)))
-    docket = OverloadTask(samples[0].op, samples, ((2,),), 0)
-    found = validate_overload(replace(docket, skip=frozenset([docket.truth_step(0)])), silent)
+    task = OverloadTask(samples[0].op, samples, ((2,),), 0)
+    found = validate_overload(replace(task, skip=frozenset([task.truth_step(0)])), silent)
     assert [(h.samples, h.crashed) for h in found if h.unit.dtypes == "real"] == [(1, [])]
 
 
@@ -319,15 +317,15 @@ def test_only_the_units_that_are_wanted_are_tried():
 
 
 def test_an_overload_without_samples_has_its_units_all_the_same():
-    docket = OverloadTask("aten.neg.default", (), ((2,),), 0)
-    assert [h.unit for h in validate_overload(docket, silent)] == list(docket.units())
-    assert read_unit("aten.neg.default alone real 2") in docket.units()
+    task = OverloadTask("aten.neg.default", (), ((2,),), 0)
+    assert [h.unit for h in validate_overload(task, silent)] == list(task.units())
+    assert read_unit("aten.neg.default alone real 2") in task.units()
 
 
 # The same seed.
 
 
-def test_the_same_seed_gives_the_same_hearing():
+def test_the_same_seed_gives_the_same_results():
     samples = (sample("cumprod.default", X, -1), sample("cumprod.default", numbers(4, 4), 0))
     first, again = (repr(heard(*samples, ranks=(2, 3), seed=1, search=True)) for _ in range(2))
     assert first == again
@@ -343,10 +341,10 @@ def test_other_values_are_tried_on_all_meshes_at_first_and_then_on_one_after_ano
     assert seen == [[0, 1, 2], [2], [0], [1], [2], [0], [1]]
 
 
-def meshes_of(form, turns, **docket):
+def meshes_of(form, turns, **options):
     """The meshes on which each of these calls is tried: that of a sample by its number, that of a form by its turn."""
     samples = tuple(sample("neg.default", numbers(4, n)) for n in range(2, 14))
-    recorder = trial.Recorder(OverloadTask("aten.neg.default", samples, ((2,), (3,), (4,)), 0, **docket))
+    recorder = trial.Recorder(OverloadTask("aten.neg.default", samples, ((2,), (3,), (4,)), 0, **options))
     found = []
     for turn in turns:
         recorder.turns(samples[0]).forms[form] = turn
@@ -360,8 +358,8 @@ def test_in_a_sweep_of_torchs_rules_later_calls_leave_out_one_mesh_in_turn():
 
 
 def test_rules_of_a_module_and_searches_are_tried_on_all_meshes():
-    for docket in ({"home": ("my_rules", ".")}, {"search": True}):
-        assert meshes_of("", range(5, 10), **docket) == [[0, 1, 2]] * 5
+    for options in ({"home": ("my_rules", ".")}, {"search": True}):
+        assert meshes_of("", range(5, 10), **options) == [[0, 1, 2]] * 5
 
 
 def test_of_many_samples_later_values_are_tried_on_a_third_of_the_meshes(monkeypatch):
