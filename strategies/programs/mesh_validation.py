@@ -31,10 +31,10 @@ from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.step_functions import RINGS
 from strategies.programs.run.verdict import Confirmation
 from strategies.torch_api.dtensor import registry_of, special_dispatch_reason
-from strategies.validation.claim_sources import claims
 from strategies.validation.finding import OverloadTask, TaskResult, keep_smallest
 from strategies.validation.overload import KEPT_CANDIDATES, Note, Recorder
 from strategies.validation.probe import check_claims
+from strategies.validation.sources.dtensor import claims
 
 Found = list[tuple[Program, Confirmation]]
 MESHES: tuple[tuple[int, ...], ...] = ((2, 2), (2, 3), (2, 2, 2))

@@ -25,9 +25,9 @@ from strategies.programs.run.law_steps import LAWS
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import Confirmation
-from strategies.validation.claim_sources import claims
 from strategies.validation.finding import Candidate, OverloadTask, TaskResult, keep_smallest
 from strategies.validation.overload import KEPT_CANDIDATES, Note, Recorder
+from strategies.validation.sources.dtensor import claims
 
 FACTORS = ("native_dropout", "dropout")
 """Ops whose result is their first tensor times a factor that is drawn: so is the gradient."""

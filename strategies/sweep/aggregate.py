@@ -1,4 +1,4 @@
-"""From journal lines to the report: merging of shards, confirmation of suspected rules, the totals.
+"""From journal lines to the report: merging of shards, the totals.
 
 The report depends on the lines alone: it is the same whether they were written just now or on other machines.
 """
@@ -6,46 +6,19 @@ The report depends on the lines alone: it is the same whether they were written 
 from __future__ import annotations
 
 import json
-import shlex
-import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from localtensor.errors import LocalTensorError
 from strategies.base.atomic_files import write_lines
 from strategies.base.journal import BadJournal, JournalLines, Line, lines_of_kind, load_journal, run_difference
-from strategies.model import codec
 from strategies.model.cause import of_findings, read_causes
-from strategies.model.oracle import REJECTIONS
-from strategies.model.rule import Rule
 from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict, WorkUnit, mesh_kind, plan_units, read_unit
-from strategies.programs.run.program_oracle import oracle_of_program
-from strategies.programs.run.real_run import ProgramRealRuns
-from strategies.programs.run.step_functions import local_inputs_of
-from strategies.programs.run.verdict import (
-    LOCAL_REFUSAL,
-    META_KERNEL,
-    Confirmation,
-    local_refusal,
-    meta_difference,
-    program_rank_diagram,
-    rank_diagram,
-    with_refusal,
-)
-from strategies.programs.script import case_script, is_writable_case, is_writable_program, program_script
+from strategies.programs.run.verdict import LOCAL_REFUSAL, META_KERNEL
 from strategies.sweep.coverage import left_out_of
 from strategies.validation import finding
-from strategies.validation.finding import (
-    Candidate,
-    RuleOutcome,
-    TaskResult,
-    case_of,
-    case_text,
-    finding_of_candidate,
-    repeated,
-)
+from strategies.validation.finding import RuleOutcome, TaskResult
 
 
 def first_line(
@@ -262,139 +235,3 @@ def _suspected(one: JournalLines) -> set[str]:
 def write(path: Path, begin: Line, lines: Sequence[Line]) -> None:
     """One journal of the whole run.  Raises `OSError`."""
     write_lines(path, (json.dumps(line, separators=(",", ":")) for line in (begin, *lines)))
-
-
-def merge_equal(
-    tried: Mapping[str, Sequence[Candidate]], rules: set[str]
-) -> tuple[dict[str, Sequence[Candidate]], list[RuleOutcome]]:
-    """The candidates to confirm, and those that are settled as the same as another finding.
-
-    Of programs that shrank to the same one only the first is confirmed.  One that shrank to one op on one axis is the same
-    as a suspected rule of that op with those inputs, if there is one among `rules`.
-    """
-    left: dict[str, Sequence[Candidate]] = {}
-    first: dict[str, str] = {}
-    same: list[RuleOutcome] = []
-    for name, found in tried.items():
-        smallest = found[0]
-        rule = rule_prefix(smallest)
-        other = next((r for r in sorted(rules) if rule and r.startswith(rule)), "") or first.get(smallest.key, "")
-        if other and smallest.program is not None:
-            same.append(RuleOutcome(name, None, same_as=other))
-            continue
-        first[smallest.key] = name
-        left[name] = found
-    return left, same
-
-
-def rule_prefix(suspect: Candidate) -> str:
-    """The prefix of the names of an op's own rules, if a program has shrunk to that op on one axis; else empty.
-
-    Such a fault is reported as that rule's.
-    """
-    program = suspect.program
-    if program is None or program.then or program.flattened or len(program.mesh) > 1:
-        return ""
-    return str(Rule(program.sample.op, suspect.instance.rule.inputs, ()))
-
-
-def leave_unconfirmed(suspects: Mapping[str, Sequence[Candidate]]) -> Iterator[RuleOutcome]:
-    """The outcome of each rule under --confirm none: all of them stay Suspect."""
-    for name, (first, *_) in suspects.items():
-        reason = f"{first.instance.evidence.reason} (not confirmed: --confirm none was asked for)"
-        yield RuleOutcome(name, finding_of_candidate(first, Verdict.SUSPECT, reason))
-
-
-class RealConfirmation:
-    """Confirms candidates on real processes, in order of their ranks: another number of ranks needs other processes.
-
-    A rule that is wrong there too is Unsound, one for which every rank raises in fresh processes is Refused.  A rule that is right
-    there is cleared, if the probe could not judge it.
-    """
-
-    def __init__(self, real_runs: ProgramRealRuns, backend: str, seed: int, rules: str) -> None:
-        self._real_runs, self._backend, self._seed, self._rules = real_runs, backend, seed, rules
-        self.note: Callable[[str], None] = lambda name: None  # is called with the rule that is run next
-
-    def settle(self, todo: Mapping[str, Sequence[Candidate]], suspected: set[str]) -> Iterator[RuleOutcome]:
-        """The outcome of each rule as soon as it is known, by the first of its cases that goes wrong, or by the last.
-
-        `suspected` are the rules that the probe found wrong; it could not judge the others.
-        """
-        left = {name: list(candidates) for name, candidates in todo.items()}
-        last: dict[str, tuple[Candidate, Confirmation]] = {}
-        for ranks in sorted({s.instance.ranks for candidates in todo.values() for s in candidates}):
-            for name in list(left):
-                here = [s for s in left[name] if s.instance.ranks == ranks]
-                self.note(name)
-                for candidate in here:
-                    last[name] = self._confirmed(candidate, name in suspected)
-                    if last[name][1].wrong:
-                        break
-                left[name] = [s for s in left[name] if s.instance.ranks > ranks]
-                if last.get(name) and (last[name][1].wrong or not left[name]):
-                    del left[name]
-                    yield self._result(name, *last[name], suspected=name in suspected)
-
-    def _confirmed(self, candidate: Candidate, suspected: bool) -> tuple[Candidate, Confirmation]:
-        """The candidate and what real processes make of it; if only a second call raises there, the program of both."""
-        outcome = with_refusal(candidate, self._run_for_real(candidate), suspected)
-        if outcome.after_others and (twice := repeated(candidate)) is not None:
-            again = with_refusal(twice, self._run_for_real(twice), True)
-            if again.refused:
-                return twice, again
-        return candidate, outcome
-
-    def _run_for_real(self, candidate: Candidate) -> Confirmation:
-        if candidate.program is not None:
-            try:
-                oracle_of_program(candidate.program)
-                local_inputs_of(candidate.program)
-            except (*REJECTIONS, LocalTensorError) as error:  # the journal was written by another version of this tool
-                return Confirmation("", f"no such program: {error}")
-            return self._real_runs.confirm_program(candidate.program)
-        return self._real_runs.confirm(case_of(candidate.instance, self._seed))
-
-    def _result(self, name: str, candidate: Candidate, outcome: Confirmation, *, suspected: bool) -> RuleOutcome:
-        sample = candidate.instance.sample
-        op, call = sample.op, f"{sample.op}({', '.join(sample.arguments())})"
-        try:
-            found = self._finding(candidate, outcome, suspected)
-        except Exception as error:  # why: hours of work must not end with one case; it is listed with its traceback
-            return RuleOutcome(name, None, Crash(op, call, f"{type(error).__name__}: {error}", traceback.format_exc()))
-        return RuleOutcome(name, found, Crash(op, call, outcome.note, outcome.failed) if outcome.failed else None)
-
-    def _finding(self, candidate: Candidate, outcome: Confirmation, suspected: bool) -> Finding | None:
-        if outcome.wrong:
-            return self._fault(candidate, outcome)
-        if not suspected or candidate.instance.verdict is Verdict.REFUSED:
-            return None
-        why = f"{candidate.instance.evidence.reason} (not confirmed: {outcome.note})"
-        return finding_of_candidate(candidate, Verdict.SUSPECT, why)
-
-    def _fault(self, candidate: Candidate, outcome: Confirmation) -> Finding:
-        verdict = Verdict.REFUSED if outcome.refused else Verdict.UNSOUND
-        reason = outcome.wrong + meta_difference(candidate.instance.sample)
-        found = finding_of_candidate(candidate, verdict, reason)
-        evidence = candidate.instance.evidence
-        got, want = outcome.got or evidence.got, outcome.want or evidence.want
-        command = self._command(candidate)
-        confirmed = replace(found, confirmed_on=self._backend, got=got, want=want, command=command)
-        program, text = candidate.program, ""
-        if program is not None:
-            truth = oracle_of_program(program)
-            if is_writable_program(program):
-                text = program_script(program, outcome.wrong, "{name}", self._rules, truth)
-            return replace(confirmed, picture=program_rank_diagram(program, truth, outcome.rank_results), script=text)
-        case = case_of(candidate.instance, self._seed)
-        text = case_script(case, outcome.wrong, "{name}", self._rules) if is_writable_case(case) else ""
-        reason += local_refusal(case) if " raises " in outcome.wrong else ""
-        return replace(confirmed, reason=reason, picture=rank_diagram(case, outcome.rank_results), script=text)
-
-    def _command(self, candidate: Candidate) -> str:
-        how = f" --rules {shlex.quote(self._rules)}" if self._rules else ""
-        how += f" --confirm {self._backend}" if self._backend != "gloo" else ""
-        try:
-            return f"localtensor validate{how} --case {case_text(candidate, self._seed)}"
-        except codec.NotEncodable:
-            return ""

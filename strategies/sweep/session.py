@@ -38,10 +38,10 @@ from strategies.programs.mesh_validation import validate_context_parallel, valid
 from strategies.programs.random_laws import validate_laws
 from strategies.programs.run.real_run import ProgramRealRuns
 from strategies.programs.shrink.search import ShrinkTask, smaller_candidates
-from strategies.sweep import aggregate, executors
-from strategies.sweep.source_runs import confirm_claims, source_samples
+from strategies.sweep import aggregate, confirmation, executors
 from strategies.torch_api import user_modules
 from strategies.torch_api.decompositions import plain_instance_checks, without_dynamo, without_stacks
+from strategies.torch_api.faster_propagation import faster_propagation
 from strategies.torch_api.rank_runs import prepare_confirmation, shared_worlds
 from strategies.torch_api.user_modules import import_rules
 from strategies.validation import finding
@@ -174,7 +174,8 @@ def run_validation(settings: Settings, journal: Journal, progress: Progress) -> 
 
     Returns the seconds of each phase.  Raises as `validate`.
     """
-    with without_dynamo(many=settings.everything), without_stacks(), plain_instance_checks():
+    dynamo = without_dynamo(many=settings.everything)
+    with dynamo, without_stacks(), plain_instance_checks(), faster_propagation():
         return _Validation(settings, journal, progress).run_phases()
 
 
@@ -289,7 +290,7 @@ class _Validation:
         if self.settings.source == "dtensor":
             found = gather_samples(workers, self.settings, rules, self.progress)
         else:
-            found = source_samples(self.source, self.settings)
+            found = confirmation.source_samples(self.source, self.settings)
         ignored = rules.ignored if rules else ()
         self.journal.begin(
             aggregate.first_line(self.settings_line, found.shelf, self.settings.kinds_and_meshes(), ignored)
@@ -343,21 +344,21 @@ class _Validation:
         known = {line["rule"] for line in lines_of_kind(self.journal.lines, "settled")}
         todo = {name: found for name, found in {**whole, **suspected}.items() if name not in known}
         if self.settings.confirm == "none":
-            for settled in aggregate.leave_unconfirmed({n: c for n, c in todo.items() if n in suspected}):
+            for settled in confirmation.leave_unconfirmed({n: c for n, c in todo.items() if n in suspected}):
                 self._add_confirmation(settled)
             return
         if self.settings.source != "dtensor":
-            for settled in confirm_claims(self.source, suspected, known, self.settings, self.progress):
+            for settled in confirmation.confirm_claims(self.source, suspected, known, self.settings, self.progress):
                 self._add_confirmation(settled)
             return
         smaller = self._shrunk(workers, todo, set(suspected)) if workers else todo
-        tried, same = aggregate.merge_equal(smaller, set(suspected))
+        tried, same = confirmation.merge_equal(smaller, set(suspected))
         for settled in same:
             self._add_confirmation(settled)
         self.progress.phase("confirming on real processes", len(tried))
         kernels = kernels_on(self.settings.device)  # what the op gives is that of the device on which DTensor runs it
         with kernels, ProgramRealRuns(self.settings.confirm, self.settings.device, self.home) as real_runs:
-            session = aggregate.RealConfirmation(real_runs, self.settings.confirm, self.settings.seed, self.home[0])
+            session = confirmation.RealConfirmation(real_runs, self.settings.confirm, self.settings.seed, self.home[0])
             session.note = self.progress.now
             for settled in session.settle(tried, set(suspected)):
                 self._add_confirmation(settled)

@@ -34,9 +34,9 @@ from strategies.model.oracle import REJECTIONS, run_oracle
 from strategies.model.rule import Rule, Sample, overload
 from strategies.model.settings import torch_dtype
 from strategies.torch_api import dtensor
-from strategies.validation.claim_sources import claims
 from strategies.validation.missing_rules import MissingRuleSearch, Survey, search_placements, survey_kinds
 from strategies.validation.rule_inference import RuleLine, infer_lines
+from strategies.validation.sources.dtensor import claims
 
 CALL = "localtensor discover"
 DTYPES = ("float64", "int64", "complex64")

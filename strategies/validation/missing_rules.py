@@ -26,8 +26,8 @@ from strategies.model.oracle import REJECTIONS, OracleResult, equal_within, muta
 from strategies.model.rule import Claim, Rule, Sample, overload, written_leaves
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.torch_api import dtensor
-from strategies.validation.claim_sources import claims, input_tuples
 from strategies.validation.probe import Probe
+from strategies.validation.sources.dtensor import claims, input_tuples
 
 SAMPLES, SHAPES = 3, 2
 """Independent calls, and different shapes among them, that a missing rule needs."""

@@ -42,8 +42,9 @@ KEPT_CANDIDATES = 3
 """Cases kept of one suspected rule: confirmation tries them in turn."""
 END_TO_END_SAMPLES = 6
 """Samples of one overload that are run end to end where only DTensor's own dispatch can judge."""
-ON_ALL_MESHES, FORMS_ON_ALL_MESHES = 6, 1
-"""The first samples of an overload, and the first calls of each form, that a sweep of torch's rules tries on all meshes."""
+ON_ALL_MESHES, ON_MOST_MESHES, FORMS_ON_ALL_MESHES = 3, 6, 1
+"""The first samples of an overload, and the first calls of each form, that a sweep of torch's rules tries on all meshes; the
+samples after them that it tries on all but one.  What comes later is tried on one mesh."""
 VALUES_PER_SAMPLE, VALUES_PER_FORM = 3, 1
 """Other values that a sample is tried with, and those for another form of it.  Where there are few samples, each is
 tried with more, so that every kind of values is tried."""
@@ -114,14 +115,17 @@ class Recorder:
         return [i for i in free if units[i] in self._results]
 
     def meshes_in_turn(self, number: int, form: str) -> list[int]:
-        """The meshes on which a call made from this sample is tried.  Of three or more, later calls leave out one in turn:
+        """The meshes on which a call made from this sample is tried.  Of three or more, later calls leave out some in turn:
         a wrong rule is seldom wrong on one sample and one number of ranks alone."""
         meshes, every = self.meshes(number), len(self.task.meshes)
         turns = self.turns(self.task.samples[number]).forms[form] if form else 0
         first = turns <= FORMS_ON_ALL_MESHES if form else number < ON_ALL_MESHES
         if first or every < 3 or self.task.search or any(self.task.home):
             return meshes
-        return [i for i in meshes if i != (turns or number) % every]
+        turn = (turns or number) % every
+        if not form and number < ON_MOST_MESHES:
+            return [i for i in meshes if i != turn]
+        return [i for i in meshes if i == (turn + 1) % every]
 
     def turns(self, sample: Sample) -> VariantCounts:
         """The counts of the sample's class of dtypes: a run of some classes alone tries the same variants."""

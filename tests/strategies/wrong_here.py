@@ -5,7 +5,7 @@ import torch
 
 from strategies.model.oracle import run_oracle
 from strategies.torch_api.dtensor import registry_of
-from strategies.validation.claim_sources import claims
+from strategies.validation.sources.dtensor import claims
 from tests.strategies.cases import sample
 
 CUMPROD = sample("cumprod.default", torch.tensor([[1.0, 2.0, 3.0, 4.0]]), -1)

@@ -29,8 +29,8 @@ from strategies.ops.lib.overload_variants import LONGEST_LIST_ONE_BY_ONE
 from strategies.ops.semantics.rule_registry import OpRule, OptionalPlacements, overload_exists
 from strategies.ops.validation.claims import own_claims
 from strategies.torch_api import dtensor
-from strategies.validation.claim_sources import claims
 from strategies.validation.probe import check_claims
+from strategies.validation.sources.dtensor import claims
 
 MOST = 300
 """The number of most used overloads."""

@@ -53,29 +53,39 @@ class ProgramRealRuns(RankProcesses):
         super().__init__(backend)
         self.device, self.home = device, home
 
-    def confirm(self, case: Case) -> Confirmation:
-        """Run the case on real processes.  Never hangs: the pool ends processes that do."""
-        parts = case_tasks(case, self.device, self.home)
-        return self._confirmed(parts, functools.partial(case_confirmation, case))
+    def confirm(self, case: Case, *, expected: str = "") -> Confirmation:
+        """Run the case on real processes; in new ones if `expected`, what a probe has found, is that a rank raises.
 
-    def confirm_program(self, program: Program, truth: OracleResult | None = None) -> Confirmation:
-        """Run the program on real processes.  Raises as `local_inputs_of` and `oracle_of_program` do."""
+        Never hangs: the pool ends processes that do.
+        """
+        parts = case_tasks(case, self.device, self.home)
+        return self._confirmed(parts, functools.partial(case_confirmation, case), expected)
+
+    def confirm_program(
+        self, program: Program, truth: OracleResult | None = None, *, expected: str = ""
+    ) -> Confirmation:
+        """Run the program on real processes, as `confirm`.  Raises as `local_inputs_of` and `oracle_of_program` do."""
         truth = truth or oracle_of_program(program)
         coarse = coarsest_eps(program.sample.tensors, program.inputs)
         parts = program_tasks(program, self.device, self.home)
-        return self._confirmed(parts, lambda outcomes: _confirmation(truth, program.mesh, outcomes, (), coarse))
+        return self._confirmed(parts, lambda outs: _confirmation(truth, program.mesh, outs, (), coarse), expected)
 
     def _confirmed(
-        self, parts: Sequence[ProgramRankTask], verdict: Callable[[Sequence[Outcome]], Confirmation]
+        self, parts: Sequence[ProgramRankTask], verdict: Callable[[Sequence[Outcome]], Confirmation], expected: str
     ) -> Confirmation:
-        """The verdict on the outcomes of a run.  Where ranks raise, that of a second run in fresh processes counts.
+        """The verdict on the outcomes of a run.  Where ranks raise, that of a run in fresh processes counts.
 
         DTensor keeps more from call to call than its caches that can be emptied: the second `addr` with a complex `alpha`
         raises in torch 2.13, in processes in which the first one is right.
         """
+        raising = " raises " in expected
+        if raising:
+            self.close()
         fresh = self.fresh(len(parts))
         first = verdict(self.run(rank_run.run_pickled_task, parts))
         raised = bool(first.rank_results) and bool(first.refused or raises(first.wrong))
+        if raising and not (raised or first.wrong):  # perhaps in processes that have run it
+            return self._confirmed(parts, verdict, "")
         if raised and leaves_domain(parts):
             return Confirmation("", "plain torch itself refuses what the ranks' partial inputs add up to")
         if fresh or not raised:

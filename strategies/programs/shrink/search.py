@@ -29,9 +29,9 @@ from strategies.torch_api import dtensor
 from strategies.torch_api.code_places import no_return_place, refusal_text
 from strategies.torch_api.rank_runs import shared_worlds
 from strategies.torch_api.user_modules import import_rules
-from strategies.validation.claim_sources import claims
 from strategies.validation.finding import Candidate, case_of
 from strategies.validation.probe import Case, Probe
+from strategies.validation.sources.dtensor import claims
 
 MAX_TRIES = 200
 """The largest number of programs that are tried for one finding."""
@@ -44,7 +44,7 @@ MESSAGE_CHARACTERS = 32
 Inputs = tuple[tuple[Placement, ...], ...]
 """The placements of each tensor of a call, axis by axis."""
 ClaimSource = Callable[[Sample, int, Any, "dtensor.PropagatorQuery | None"], Sequence[Claim]]
-"""A function that returns the claims about a sample on so many ranks, as `claim_sources.claims`."""
+"""A function that returns the claims about a sample on so many ranks, as `sources.dtensor.claims`."""
 
 
 @dataclass(frozen=True, slots=True)

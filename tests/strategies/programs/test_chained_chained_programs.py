@@ -15,7 +15,7 @@ from strategies.programs.chained import follow_up_programs, wrong_programs
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import NOT_ASSEMBLED, Confirmation
 from strategies.torch_api import dtensor
-from strategies.validation.claim_sources import claims
+from strategies.validation.sources.dtensor import claims
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.programs_of import on
 from tests.strategies.users import undone

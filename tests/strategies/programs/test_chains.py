@@ -16,8 +16,8 @@ from strategies.programs.run.follow_ups import GRADS, RESULT_STEPS, shorter_chai
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.torch_api import dtensor
-from strategies.validation.claim_sources import claims
 from strategies.validation.finding import OverloadTask
+from strategies.validation.sources.dtensor import claims
 from tests.strategies.cases import numbers, sample, silent
 from tests.strategies.programs_of import assert_goes_wrong, assert_right, on
 from tests.strategies.users import undone

@@ -19,7 +19,7 @@ from strategies.model.rule import Claim, read_layout
 from strategies.programs.mesh_programs import SHAPES, draw_programs, draw_redistributions
 from strategies.programs.run import follow_ups
 from strategies.programs.run.real_run import run_simulated_programs
-from strategies.validation.claim_sources import claims
+from strategies.validation.sources.dtensor import claims
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.programs_of import described
 

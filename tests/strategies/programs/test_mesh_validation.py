@@ -24,7 +24,7 @@ from strategies.programs.mesh_validation import (
 )  # fmt: skip
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import Confirmation
-from strategies.validation.claim_sources import claims
+from strategies.validation.sources.dtensor import claims
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import plant, planted
 from tests.strategies.programs_of import described

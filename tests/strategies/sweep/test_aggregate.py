@@ -9,7 +9,7 @@ from torch.distributed.tensor import Replicate, Shard
 from strategies.model.rule import Program, Rule
 from strategies.model.verdict import Crash, Evidence, Instance, Verdict, WorkUnit, plan_units
 from strategies.sweep import aggregate
-from strategies.sweep.aggregate import merge_equal, rule_prefix
+from strategies.sweep.confirmation import merge_equal, rule_prefix
 from strategies.sweep.report import text_and_json
 from strategies.validation import finding
 from strategies.validation import finding as findings

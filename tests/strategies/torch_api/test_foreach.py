@@ -12,8 +12,8 @@ from strategies.model.rule import overload
 from strategies.model.verdict import Verdict
 from strategies.torch_api import foreach
 from strategies.torch_api.dtensor import PropagatorQuery, is_foreach
-from strategies.validation.claim_sources import claims
 from strategies.validation.probe import check_claims
+from strategies.validation.sources.dtensor import claims
 from tests.strategies.cases import numbers, sample
 from tests.torch_here import before_2_14
 

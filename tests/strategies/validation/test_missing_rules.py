@@ -6,8 +6,6 @@ import torch
 from strategies.model.oracle import run_oracle
 from strategies.model.verdict import Verdict
 from strategies.torch_api import dtensor
-from strategies.validation import claim_sources
-from strategies.validation.claim_sources import claims
 from strategies.validation.discover import discover
 from strategies.validation.missing_rules import (
     missing_instances,
@@ -16,6 +14,8 @@ from strategies.validation.missing_rules import (
     survey_kinds,
     with_replicated_extremes,
 )
+from strategies.validation.sources import dtensor as claim_sources
+from strategies.validation.sources.dtensor import claims
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.missing_list import rows
 from tests.strategies.planted_ops import planted

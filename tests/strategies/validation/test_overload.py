@@ -11,10 +11,10 @@ from strategies.programs.run.real_run import run_simulated_programs
 from strategies.sweep.causes.attribution import AttributionTask, attribution
 from strategies.torch_api import rank_runs
 from strategies.torch_api.code_places import refusal_text
-from strategies.validation import claim_sources
 from strategies.validation import overload as trial
 from strategies.validation.finding import OverloadTask, TaskResult, case_of, merge_candidates
 from strategies.validation.overload import END_TO_END_SAMPLES, KEPT_CANDIDATES, validate_overload
+from strategies.validation.sources import dtensor as claim_sources
 from strategies.validation.sources import dtensor as dtensor_source
 from strategies.validation.sources.dtensor import PARTIALS
 from tests.strategies.cases import numbers, rule, sample, silent
@@ -352,17 +352,17 @@ def meshes_of(form, turns, **options):
     return found
 
 
-def test_in_a_sweep_of_torchs_rules_later_calls_leave_out_one_mesh_in_turn():
-    assert meshes_of("", range(5, 10)) == [[0, 1, 2], [1, 2], [0, 2], [0, 1], [1, 2]]
-    assert meshes_of("scalar", range(1, 5)) == [[0, 1, 2], [0, 1], [1, 2], [0, 2]]
+def test_in_a_sweep_of_torchs_rules_later_calls_leave_out_meshes_in_turn():
+    assert meshes_of("", range(2, 10)) == [[0, 1, 2], [1, 2], [0, 2], [0, 1], [1], [2], [0], [1]]
+    assert meshes_of("scalar", range(1, 5)) == [[0, 1, 2], [0], [1], [2]]
 
 
 def test_rules_of_a_module_and_searches_are_tried_on_all_meshes():
     for options in ({"home": ("my_rules", ".")}, {"search": True}):
-        assert meshes_of("", range(5, 10), **options) == [[0, 1, 2]] * 5
+        assert meshes_of("", range(2, 10), **options) == [[0, 1, 2]] * 8
 
 
-def test_of_many_samples_later_values_are_tried_on_a_third_of_the_meshes(monkeypatch):
+def test_of_many_samples_later_values_are_tried_on_one_mesh_after_another(monkeypatch):
     asked = Counter()
 
     def check(one, truth, ranks, claims, *, seed, variants):
@@ -373,10 +373,11 @@ def test_of_many_samples_later_values_are_tried_on_a_third_of_the_meshes(monkeyp
     by_unit(*(sample("neg.default", numbers(4, n)) for n in range(3, 27)), ranks=(2, 3, 4))
     by_kind = {name: [asked[name, ranks] for ranks in (2, 3, 4)] for name, _ in asked}
     assert len(by_kind) > 10
-    assert [counts for counts in by_kind.values() if 3 * min(counts) < max(counts)] == []
+    assert [counts for counts in by_kind.values() if min(counts) < 2] == []
+    assert [counts for counts in by_kind.values() if sum(counts) > 16] == []  # of 24, and three at first
 
 
 def test_of_many_samples_each_mesh_has_those_that_do_not_leave_it_out(as_given):
     samples = [sample("neg.default", numbers(4, n)) for n in range(3, 21)]
     tried = [unit.samples for unit in by_unit(*samples, ranks=(2, 3, 4)) if unit.samples]
-    assert tried == [6 + 8] * 3
+    assert tried == [3 + 2 + 4] * 3

@@ -8,7 +8,8 @@ import torch
 from strategies.inputs.variants.all_variants import FORMS, PER_SAMPLE, VALUES, variations
 from strategies.model.oracle import run_oracle, same_results
 from strategies.model.verdict import WorkUnit
-from strategies.validation import claim_sources, overload
+from strategies.validation import overload
+from strategies.validation.sources import dtensor as claim_sources
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 from tests.strategies.validation.test_overload import by_unit, case, heard
@@ -195,7 +196,7 @@ def test_a_dtype_that_the_op_does_not_take_is_left_out_and_one_that_it_takes_is_
 
 
 def test_placement_tuples_of_a_decomposition_that_were_not_drawn_are_counted(monkeypatch):
-    from strategies.validation import claim_sources as sources
+    from strategies.validation.sources import dtensor as sources
 
     one = sample("mse_loss.default", X, X)
     if overload.dtensor.registry_of(torch.ops.aten.mse_loss.default) != "decomposition":

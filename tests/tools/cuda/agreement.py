@@ -12,8 +12,9 @@ from strategies.model.oracle import REJECTIONS, kernels_on, run_oracle
 from strategies.model.rule import Sample
 from strategies.model.verdict import Instance, Verdict
 from strategies.programs.run.real_run import ProgramRealRuns
-from strategies.validation import claim_sources, finding
+from strategies.validation import finding
 from strategies.validation.probe import Case, check_claims
+from strategies.validation.sources import dtensor as claim_sources
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from strategies.base.journal import Line, lines_of_kind
 from strategies.model.oracle import kernels_on
 from strategies.programs.run.real_run import ProgramRealRuns
-from strategies.sweep.aggregate import RealConfirmation
+from strategies.sweep.confirmation import RealConfirmation
 from strategies.validation import finding as findings
 from strategies.validation.finding import Candidate
 

@@ -12,7 +12,7 @@ from tests.tools.mutants.values import ROOT
 MOST = 3
 """A room that no test file is named after has the tests that name it most often, so many of them."""
 SEEN_FROM = {
-    "strategies/sweep/source_runs.py": "strategies/cli/test_validate_source",
+    "strategies/sweep/confirmation.py": "strategies/cli/test_validate_source",
     "strategies/validation/sources/module_samples.py": "strategies/validation/sources/test_local_map",
     "strategies/validation/sources/spmd_types/rank_group.py": "strategies/validation/sources/test_spmd_collectives",
     "strategies/programs/run/step_functions.py": "test_follow_ups test_follow_ups_gradients",

@@ -1,4 +1,4 @@
-"""Before a court of real gloo processes, started once for this file."""
+"""Before a real_runs of real gloo processes, started once for this file."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ from strategies.programs.run.real_run import (
 )
 from strategies.programs.run.verdict import program_rank_diagram, rank_diagram
 from strategies.torch_api import rank_runs
-from strategies.validation.claim_sources import claims
+from strategies.validation.sources.dtensor import claims
 from tests.strategies import planted_ops
 from tests.strategies.cases import numbers, probe, rule, sample
 from tests.strategies.planted_ops import planted
@@ -34,9 +34,9 @@ X = numbers(4, 6)
 
 
 @pytest.fixture(scope="module")
-def court():
-    with ProgramRealRuns("gloo", home=HOME) as court:
-        yield court
+def real_runs():
+    with ProgramRealRuns("gloo", home=HOME) as real_runs:
+        yield real_runs
 
 
 def case_of(one, line, ranks=2, draw=0):
@@ -57,9 +57,9 @@ def assert_cleared(found, note):
 
 
 @if_cumprod_is_wrong
-def test_a_wrong_rule_of_torchs_own_is_confirmed(court):
+def test_a_wrong_rule_of_torchs_own_is_confirmed(real_runs):
     one = CUMPROD
-    found = court.confirm(case_of(one, "S(1) -> S(1)"))
+    found = real_runs.confirm(case_of(one, "S(1) -> S(1)"))
     assert_wrong(
         found, r"rank 0: result gathered from S\(1\) differs at \[0, 2\]: got 3, expected 6 \(2 of 4 elements differ\)"
     )
@@ -67,9 +67,9 @@ def test_a_wrong_rule_of_torchs_own_is_confirmed(court):
 
 
 @if_cumprod_is_wrong
-def test_the_picture_shows_which_ranks_hold_what_before_and_after(court):
+def test_the_picture_shows_which_ranks_hold_what_before_and_after(real_runs):
     case = case_of(CUMPROD, "S(1) -> S(1)")
-    assert rank_diagram(case, court.confirm(case).rank_results).splitlines() == [
+    assert rank_diagram(case, real_runs.confirm(case).rank_results).splitlines() == [
         "argument 0, S(1)",
         "  rank 0  [1, 2] of shape (1, 2)",
         "  rank 1  [3, 4] of shape (1, 2)",
@@ -81,100 +81,116 @@ def test_the_picture_shows_which_ranks_hold_what_before_and_after(court):
     ]
 
 
-def test_a_rank_that_raises_while_its_peers_do_not_is_reported_as_such(court):
-    found = court.confirm(case_of(planted("one_raises", X), "S(0) -> S(0)"))
+def test_a_rank_that_raises_while_its_peers_do_not_is_reported_as_such(real_runs):
+    found = real_runs.confirm(case_of(planted("one_raises", X), "S(0) -> S(0)"))
     assert_wrong(
         found, "rank 1 raises ValueError: not on this rank; its peers go on and wait for it at the next collective"
     )
 
 
-def test_an_empty_shard_that_torch_cannot_reduce_raises_on_its_rank_alone(court):
-    found = court.confirm(case_of(sample("amax.default", numbers(4, 3), [0]), "S(0) -> P(max)", ranks=3))
+def test_an_empty_shard_that_torch_cannot_reduce_raises_on_its_rank_alone(real_runs):
+    found = real_runs.confirm(case_of(sample("amax.default", numbers(4, 3), [0]), "S(0) -> P(max)", ranks=3))
     assert_wrong(found, "rank 2 raises IndexError: amax.*; its peers go on .*")
 
 
-def test_a_rank_that_holds_another_shape_than_its_placement_says_is_wrong(court):
-    found = court.confirm(case_of(planted("one_grows", X), "S(0) -> S(0)"))
+def test_a_rank_that_holds_another_shape_than_its_placement_says_is_wrong(real_runs):
+    found = real_runs.confirm(case_of(planted("one_grows", X), "S(0) -> S(0)"))
     assert_wrong(found, r"rank 1 holds shape \(3, 6\), S\(0\) of \(4, 6\) is \(2, 6\)")
 
 
-def test_a_process_that_dies_is_wrong_and_the_next_case_is_heard(court):
-    found = court.confirm(case_of(planted("one_dies", X), "S(0) -> S(0)"))
+def test_a_process_that_dies_is_wrong_and_the_next_case_is_heard(real_runs):
+    found = real_runs.confirm(case_of(planted("one_dies", X), "S(0) -> S(0)"))
     assert_wrong(found, r"the process of rank 1 dies \(exit code 7\)")
-    assert_cleared(court.confirm(case_of(sample("neg.default", X), "S(0) -> S(0)")), "DTensor's own run is right")
+    assert_cleared(real_runs.confirm(case_of(sample("neg.default", X), "S(0) -> S(0)")), "DTensor's own run is right")
 
 
 # What raises is run once more in fresh processes.
 
 
-def test_a_call_that_raises_only_after_others_in_the_same_processes_is_not_refused(court):
-    court.confirm(case_of(planted("spoils", X), "S(0) -> S(0)"))
-    found = court.confirm(case_of(planted("spoilt", X), "S(0) -> S(0)"))
+def test_a_call_that_raises_only_after_others_in_the_same_processes_is_not_refused(real_runs):
+    real_runs.confirm(case_of(planted("spoils", X), "S(0) -> S(0)"))
+    found = real_runs.confirm(case_of(planted("spoilt", X), "S(0) -> S(0)"))
     why = "only in processes that have run other calls: DTensor refuses this call on every rank: ValueError: spoilt"
     assert_cleared(found, why)
     assert found.after_others and not found.refused
-    assert not court.confirm(case_of(planted("spoilt", X), "S(0) -> S(0)")).after_others  # the processes are new
+    assert not real_runs.confirm(case_of(planted("spoilt", X), "S(0) -> S(0)")).after_others  # the processes are new
 
 
-def test_what_partial_inputs_add_up_to_may_leave_the_domain_of_the_op(court):
+def test_what_partial_inputs_add_up_to_may_leave_the_domain_of_the_op(real_runs):
     """Parts of 1.0 add up to 1.0000000000000002, a probability that torch refuses on one device, too."""
     certain = sample("bernoulli.default", torch.ones(64, dtype=torch.float64))
     assert_cleared(
-        court.confirm_program(on(certain, "P(sum)")),
+        real_runs.confirm_program(on(certain, "P(sum)")),
         "plain torch itself refuses what the ranks' partial inputs add up to",
     )
-    assert court.confirm_program(on(planted("unwilling", X), "P(sum)")).refused == "ValueError: never on a rank"
+    assert real_runs.confirm_program(on(planted("unwilling", X), "P(sum)")).refused == "ValueError: never on a rank"
 
 
-def test_a_call_that_raises_in_fresh_processes_too_is_refused(court):
-    court.confirm(case_of(planted("remembered", X), "S(0) -> S(0)"))
-    before = court._pool.pids
-    found = court.confirm(case_of(planted("unwilling", X), "S(0) -> S(0)"))
+def test_a_call_that_raises_in_fresh_processes_too_is_refused(real_runs):
+    real_runs.confirm(case_of(planted("remembered", X), "S(0) -> S(0)"))
+    before = real_runs._pool.pids
+    found = real_runs.confirm(case_of(planted("unwilling", X), "S(0) -> S(0)"))
     assert (found.refused, found.after_others) == ("ValueError: never on a rank", False)
-    assert not set(before) & set(court._pool.pids)
+    assert not set(before) & set(real_runs._pool.pids)
 
 
-def test_an_equal_call_before_is_part_of_a_program_that_raises_in_fresh_processes(court):
+def test_an_equal_call_before_is_part_of_a_program_that_raises_in_fresh_processes(real_runs):
     one = planted("once", X)
-    assert not court.confirm_program(on(one, "S(0)")).refused
-    assert court.confirm_program(on(one, "S(0)")).after_others
-    assert court.confirm_program(on(one, "S(0)", then="again(x0)")).refused == "ValueError: once only"
+    assert not real_runs.confirm_program(on(one, "S(0)")).refused
+    assert real_runs.confirm_program(on(one, "S(0)")).after_others
+    assert real_runs.confirm_program(on(one, "S(0)", then="again(x0)")).refused == "ValueError: once only"
 
 
-def test_nothing_hangs(court, monkeypatch):
+def test_a_call_of_which_a_probe_says_that_a_rank_raises_begins_in_fresh_processes(real_runs, monkeypatch):
+    real_runs.confirm(case_of(planted("remembered", X), "S(0) -> S(0)"))
+    before, runs = real_runs._pool.pids, []
+    real = real_runs.run
+    monkeypatch.setattr(real_runs, "run", lambda *args: runs.append(args) or real(*args))
+    found = real_runs.confirm(case_of(planted("unwilling", X), "S(0) -> S(0)"), expected="rank 0 raises ValueError")
+    assert found.refused == "ValueError: never on a rank" and len(runs) == 1
+    assert not set(before) & set(real_runs._pool.pids)
+
+
+def test_where_no_rank_raises_at_first_as_expected_an_equal_call_before_still_counts(real_runs):
+    real_runs.confirm(case_of(planted("remembered", X), "S(0) -> S(0)"))
+    found = real_runs.confirm_program(on(planted("once", X), "S(0)"), expected="every rank raises ValueError")
+    assert found.after_others and not found.refused
+
+
+def test_nothing_hangs(real_runs, monkeypatch):
     right = case_of(sample("neg.default", X), "S(0) -> S(0)")
-    court.confirm(right)  # so that there is a pool
-    monkeypatch.setattr(court._pool, "timeout", 1.0)
-    found = court.confirm(case_of(planted("one_hangs", X), "S(0) -> S(0)"))
+    real_runs.confirm(right)  # so that there is a pool
+    monkeypatch.setattr(real_runs._pool, "timeout", 1.0)
+    found = real_runs.confirm(case_of(planted("one_hangs", X), "S(0) -> S(0)"))
     assert_wrong(found, r"hangs: rank 0 waits at .*; rank 1 waits at .*")  # on a busy machine, before it came to wait()
     monkeypatch.undo()
-    assert_cleared(court.confirm(right), "DTensor's own run is right")
+    assert_cleared(real_runs.confirm(right), "DTensor's own run is right")
 
 
 # Suspects that DTensor does not follow, or gets right, are cleared.
 
 
-def test_a_suspect_that_dtensor_does_not_follow_is_cleared_with_a_note(court):
+def test_a_suspect_that_dtensor_does_not_follow_is_cleared_with_a_note(real_runs):
     one = sample("cumsum.default", X, 0)
-    found = court.confirm(case_of(one, "S(0) -> S(0)"))
+    found = real_runs.confirm(case_of(one, "S(0) -> S(0)"))
     assert_cleared(found, r"DTensor does not follow it: it gives R, which is right")
 
 
-def test_a_suspect_whose_arguments_dtensor_rewrites_is_cleared(court):
-    found = court.confirm(case_of(sample("expand.default", numbers(5, 1), [5, 3]), "S(0) -> S(0)"))
+def test_a_suspect_whose_arguments_dtensor_rewrites_is_cleared(real_runs):
+    found = real_runs.confirm(case_of(sample("expand.default", numbers(5, 1), [5, 3]), "S(0) -> S(0)"))
     assert_cleared(found, "DTensor's own run is right")
 
 
-def test_a_call_that_dtensor_refuses_everywhere_is_no_wrong_rule(court):
+def test_a_call_that_dtensor_refuses_everywhere_is_no_wrong_rule(real_runs):
     one = sample("unbind.int", X, 0)
-    found = court.confirm(case_of(one, "S(0) -> R, R, R, R"))
+    found = real_runs.confirm(case_of(one, "S(0) -> R, R, R, R"))
     assert_cleared(found, "DTensor refuses this call on every rank: RuntimeError: .*")
     assert found.refused.startswith("RuntimeError: ")
 
 
-def test_a_result_that_gloo_cannot_assemble_is_no_wrong_rule(court):
+def test_a_result_that_gloo_cannot_assemble_is_no_wrong_rule(real_runs):
     one = planted("remembered", numbers(4, dtype=torch.int16))
-    found = court.confirm(case_of(one, "P(sum) -> P(sum)"))
+    found = real_runs.confirm(case_of(one, "P(sum) -> P(sum)"))
     assert_cleared(found, "DTensor cannot assemble the result on every rank: RuntimeError: Invalid scalar type")
     assert found.refused == "RuntimeError: Invalid scalar type" and found.rank_results[0].failed == "full_tensor"
 
@@ -197,13 +213,13 @@ def test_a_result_that_gloo_cannot_assemble_is_no_wrong_rule(court):
     (sample("cat.default", [X, X], 0), 2),
     (planted("remembered", numbers(4, 2)), 2),
 ], ids=lambda given: getattr(given, "op", None))  # fmt: skip
-def test_what_dtensor_claims_is_what_it_does(court, one, ranks):
+def test_what_dtensor_claims_is_what_it_does(real_runs, one, ranks):
     """Each claim about these, run for real: DTensor takes it, and is right."""
     found = claims(one, ranks, run_oracle(one).raw)
     assert found
     for claim in found:
         case = probe(one, ranks).case(claim.rule, 0)
-        assert_cleared(court.confirm(case), "DTensor's own run is right")
+        assert_cleared(real_runs.confirm(case), "DTensor's own run is right")
 
 
 def test_one_pool_at_a_time_reused_while_the_number_of_ranks_is_the_same(monkeypatch):
@@ -225,9 +241,9 @@ def test_one_pool_at_a_time_reused_while_the_number_of_ranks_is_the_same(monkeyp
             log.append(f"end {self.ranks}")
 
     monkeypatch.setattr(rank_runs, "Pool", Stand)
-    with ProgramRealRuns("gloo") as court:
+    with ProgramRealRuns("gloo") as real_runs:
         for ranks in (2, 2, 4, 2):
-            assert court.confirm(case_of(NEG.sample, "S(0) -> S(0)", ranks)).wrong == ""
+            assert real_runs.confirm(case_of(NEG.sample, "S(0) -> S(0)", ranks)).wrong == ""
     assert log == ["start 2", "end 2", "start 4", "end 4", "start 2", "end 2"]
 
 
@@ -242,8 +258,8 @@ def test_one_pool_at_a_time_reused_while_the_number_of_ranks_is_the_same(monkeyp
     on(sample("neg.default", numbers(5, 3)), "SS(0,2)/S(0)", (2, 2)),
     on(sample("sum.dim_IntList", X, [1]), "S(0)/S(0)", (2, 2), "again(x0, [0], True)"),
 ], ids=str)  # fmt: skip
-def test_a_right_program_is_right_on_real_processes(court, program):
-    found = court.confirm_program(program)
+def test_a_right_program_is_right_on_real_processes(real_runs, program):
+    found = real_runs.confirm_program(program)
     assert_cleared(found, "DTensor's own run is right")
     assert run_simulated_programs([program])[0].note == found.note
 
@@ -255,13 +271,13 @@ def test_a_right_program_is_right_on_real_processes(court, program):
     (on(sample("amax.default", numbers(1, 3), [0]), "R/S(0)", (2, 2), "sum"), "rank 1, 3 raises IndexError: .*"),
     (on(planted("one_raises", X), "S(0)/R", (2, 2)), "rank 1 raises ValueError: not on this rank; .*"),
 ], ids=str)  # fmt: skip
-def test_a_wrong_program_is_wrong_on_real_processes(court, program, reason):
-    assert_wrong(court.confirm_program(program), reason)
+def test_a_wrong_program_is_wrong_on_real_processes(real_runs, program, reason):
+    assert_wrong(real_runs.confirm_program(program), reason)
 
 
-def test_the_picture_of_a_program_shows_all_axes(court):
+def test_the_picture_of_a_program_shows_all_axes(real_runs):
     program = on(sample("neg.default", torch.tensor([[1.0, 2.0], [3.0, 4.0]])), "S(0)/S(1)", (2, 2), "sum")
-    found = court.confirm_program(program)
+    found = real_runs.confirm_program(program)
     assert program_rank_diagram(program, oracle_of_program(program), found.rank_results).splitlines()[:5] == [
         "argument 0, (S(0), S(1))",
         "  rank 0  [1] of shape (1, 1)",
@@ -274,9 +290,9 @@ def test_the_picture_of_a_program_shows_all_axes(court):
     )
 
 
-def test_what_cannot_be_held_is_no_program(court):
+def test_what_cannot_be_held_is_no_program(real_runs):
     with pytest.raises(BadPlacement):
-        court.confirm_program(on(sample("neg.default", X), "P(sum)/P(max)", (2, 2)))
+        real_runs.confirm_program(on(sample("neg.default", X), "P(sum)/P(max)", (2, 2)))
 
 
 # What outcomes mean, without processes.
@@ -380,8 +396,8 @@ RIGHT = heard([-1.0, -2.0], [-3.0, -4.0])
 def test_ranks_that_are_late_have_more_time_once_before_it_is_called_a_hang(monkeypatch, answers, asked, wrong):
     pool = Slow(*answers)
     monkeypatch.setattr(rank_runs, "Pool", lambda *_, **__: pool)
-    with ProgramRealRuns("gloo") as court:
-        found = court.confirm(NEG)
+    with ProgramRealRuns("gloo") as real_runs:
+        found = real_runs.confirm(NEG)
     assert (pool.asked, found.wrong) == (asked, wrong)
 
 
@@ -413,6 +429,6 @@ def test_over_nccl_ranks_can_tell_each_other_on_the_cpu_who_raised(monkeypatch):
 
     monkeypatch.setattr(rank_runs, "Pool", pool)
     one = sample("relu.default", numbers(4, 6))
-    with pytest.raises(Told), ProgramRealRuns("nccl", "cuda") as court:
-        court.confirm(case_of(one, "S(0) -> S(0)"))
+    with pytest.raises(Told), ProgramRealRuns("nccl", "cuda") as real_runs:
+        real_runs.confirm(case_of(one, "S(0) -> S(0)"))
     assert asked == [(2, "cpu:gloo,cuda:nccl")]

@@ -21,8 +21,8 @@ from strategies.programs.shrink.search import (
     shrink,
     still_fails,
 )
-from strategies.validation.claim_sources import claims
 from strategies.validation.probe import Probe
+from strategies.validation.sources.dtensor import claims
 from tests.strategies.cases import judged, numbers, rule, sample
 from tests.strategies.planted_ops import planted
 

@@ -153,7 +153,7 @@ import threading, torch, strategies.propagation.overlay.autoload as overlaid
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import *
 import localtensor as lt
-from strategies.torch_api import user_modules as modules, dtensor as torch_dtensor; from strategies.validation import claim_sources as sources
+from strategies.torch_api import user_modules as modules, dtensor as torch_dtensor; from strategies.validation.sources import dtensor as sources
 from strategies.model.rule import call_of, Sample, overload
 
 found = modules.load_rules("strategies.propagation.overlay.autoload", ".")

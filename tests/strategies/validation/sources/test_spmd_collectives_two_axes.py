@@ -52,7 +52,7 @@ def test_a_wrong_type_on_the_other_axis_is_found(monkeypatch):
 
 @pytest.mark.slow
 def test_a_wrong_collective_is_shown_by_four_processes(monkeypatch):
-    from strategies.sweep.source_runs import run_script
+    from strategies.sweep.confirmation import run_script
     from strategies.validation.finding import Candidate, case_of
 
     monkeypatch.setattr(collectives, "_same", lambda x, ranks: 2 * x)

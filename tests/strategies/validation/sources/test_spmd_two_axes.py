@@ -91,7 +91,7 @@ def test_parts_are_exact_and_make_the_value():
 
 @pytest.mark.slow
 def test_a_wrong_claim_on_two_axes_is_shown_by_four_processes(monkeypatch):
-    from strategies.sweep.source_runs import run_script
+    from strategies.sweep.confirmation import run_script
     from strategies.validation.finding import Candidate, case_of
 
     monkeypatch.setattr(two_axes, "MOST_FIRST", 99)

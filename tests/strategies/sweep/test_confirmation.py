@@ -4,11 +4,11 @@ import pytest
 from torch.distributed.tensor import Replicate, Shard
 
 from strategies.model.rule import Program
-from strategies.model.verdict import Verdict
+from strategies.model.verdict import Evidence, Verdict
 from strategies.programs.run.rank_run import ProgramRankResult
 from strategies.programs.run.verdict import Confirmation
-from strategies.sweep import aggregate as confirmation
-from strategies.sweep.aggregate import RealConfirmation, leave_unconfirmed
+from strategies.sweep import aggregate, confirmation
+from strategies.sweep.confirmation import RealConfirmation, leave_unconfirmed
 from strategies.validation import finding
 from strategies.validation.finding import Candidate, RuleOutcome
 from tests.strategies.cases import numbers, sample
@@ -22,26 +22,28 @@ def suspect(ranks=2, columns=6, **more):
     return Candidate(instance(sample("cumprod.default", numbers(4, columns), -1), ranks=ranks, **more))
 
 
-class Judge:
-    """A court that gives these answers, in turn, and notes what it was asked."""
+class Answers:
+    """A real_runs that gives these answers, in turn, and notes what it was asked."""
 
     def __init__(self, *answers):
-        self.answers, self.asked = list(answers), []
+        self.answers, self.asked, self.expected = list(answers), [], []
 
-    def confirm(self, case):
+    def confirm(self, case, *, expected):
+        self.expected.append(expected)
         self.asked.append((case.ranks, case.sample.size))
         return self.answers.pop(0)
 
-    def confirm_program(self, program):
+    def confirm_program(self, program, *, expected):
+        self.expected.append(expected)
         self.asked.append(str(program))
         return self.answers.pop(0)
 
 
 def settled(todo, *answers, doubted=None):
-    court = Judge(*answers)
-    found = list(RealConfirmation(court, "gloo", 0, "").settle(todo, set(todo) if doubted is None else doubted))
-    assert court.answers == []
-    return found, court.asked
+    real_runs = Answers(*answers)
+    found = list(RealConfirmation(real_runs, "gloo", 0, "").settle(todo, set(todo) if doubted is None else doubted))
+    assert real_runs.answers == []
+    return found, real_runs.asked
 
 
 def test_what_goes_wrong_for_real_is_unsound_with_what_was_seen():
@@ -51,6 +53,14 @@ def test_what_goes_wrong_for_real_is_unsound_with_what_was_seen():
     assert found.reason == "it is wrong"
     assert (found.got, found.want, asked) == ("[3]", "[4]", [(2, 24)])
     assert "argument 0, S(1)" in found.picture and "aten.cumprod" in found.script
+
+
+def test_a_real_run_is_told_what_the_probe_has_found():
+    real_runs = Answers(WRONG, WRONG)
+    raising = replace(suspect().instance, evidence=Evidence("rank 0 raises ValueError"))
+    todo = {"a": [suspect()], "b": [Candidate(raising)]}
+    list(RealConfirmation(real_runs, "gloo", 0, "").settle(todo, set(todo)))
+    assert real_runs.expected == ["wrong", "rank 0 raises ValueError"]
 
 
 def test_the_evidence_of_the_probe_stands_in_where_the_real_run_shows_no_values():
@@ -107,7 +117,7 @@ def test_a_result_that_the_ops_own_meta_kernel_makes_otherwise_is_said_without_d
     )
     ((right,), _) = settled({"a": [suspect()]}, WRONG)
     assert right.finding.reason == "it is wrong"
-    assert sorted([only.finding, right.finding], key=confirmation._place) == [right.finding, only.finding]
+    assert sorted([only.finding, right.finding], key=aggregate._place) == [right.finding, only.finding]
 
 
 def test_what_the_probe_could_not_judge_is_cleared_by_a_run_that_is_right():

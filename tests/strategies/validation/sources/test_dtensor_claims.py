@@ -7,9 +7,9 @@ from strategies.model.oracle import run_oracle
 from strategies.model.rule import overload
 from strategies.model.verdict import Verdict
 from strategies.torch_api.dtensor import PropagatorQuery
-from strategies.validation import claim_sources
-from strategies.validation.claim_sources import MOST_TUPLES, claims, input_tuples, placement_options
 from strategies.validation.probe import check_claims
+from strategies.validation.sources import dtensor as claim_sources
+from strategies.validation.sources.dtensor import MOST_TUPLES, claims, input_tuples, placement_options
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 from tests.torch_here import before_2_14

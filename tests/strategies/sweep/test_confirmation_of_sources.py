@@ -11,7 +11,7 @@ from torch.distributed.tensor import Replicate, Shard
 from strategies.model.rule import LEAVES, Call, Program, Rule, Sample
 from strategies.model.settings import BadSource, Settings
 from strategies.model.verdict import Evidence, Instance, Verdict
-from strategies.sweep import source_runs
+from strategies.sweep import confirmation
 from strategies.validation.finding import Candidate, refused_program
 from tests.tools import warm
 
@@ -28,11 +28,11 @@ class Stuck:
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timer of processor time")
 def test_a_source_that_does_not_return_when_it_is_asked_again_leaves_its_claim_suspect(monkeypatch):
-    monkeypatch.setattr(source_runs, "SOURCE_SECONDS", 0.3)
+    monkeypatch.setattr(confirmation, "SOURCE_SECONDS", 0.3)
     op = "aten.neg.default"
     sample, rule = Sample(Call(op, LEAVES[:1]), (torch.ones(4),), "a test"), Rule(op, (Shard(0),), (Shard(0),))
     instance = Instance(rule, 2, sample, Verdict.UNSOUND, "stuck", Evidence("differs", "", 0, None, None))
-    found = source_runs._confirmed(Stuck(), "neg", [Candidate(instance, None)], Settings(("neg",)), None)
+    found = confirmation._confirmed(Stuck(), "neg", [Candidate(instance, None)], Settings(("neg",)), None)
     assert found.finding.verdict is Verdict.SUSPECT
     assert "no return within 0.3 s of processor time from stays" in found.finding.reason
 
@@ -40,7 +40,7 @@ def test_a_source_that_does_not_return_when_it_is_asked_again_leaves_its_claim_s
 def test_a_call_about_which_a_source_does_not_answer_is_not_asked_again():
     sample = Sample(Call("aten.neg.default", LEAVES[:1]), (torch.ones(4),), "a test")
     candidate = refused_program(Program(sample, (2,), ((Replicate(),),)), "no return from view_groups")
-    found = source_runs._confirmed(Stuck(), "neg", [candidate], Settings(("neg",)), None)
+    found = confirmation._confirmed(Stuck(), "neg", [candidate], Settings(("neg",)), None)
     assert found.finding.verdict is Verdict.SUSPECT
     assert "the source does not answer about it, so that there is no script" in found.finding.reason
 
@@ -62,4 +62,4 @@ def test_what_is_no_source_of_functions_is_refused_in_one_sentence():
     with pytest.raises(
         BadSource, match=r"--source: mine: object is no FunctionSource\. Subclass localtensor\.testing\.F"
     ):
-        source_runs.source_samples(object(), Settings(source="mine"))
+        confirmation.source_samples(object(), Settings(source="mine"))
