@@ -43,6 +43,8 @@ MAX_PROGRAMS, FURTHER_PROGRAMS, COSTLY_PROGRAMS = 12, 4, 2
 """The largest numbers of programs with a single step of one sample: for the first samples, for further ones, and for costly ones."""
 WHOLE_SAMPLES, CHAINED_SAMPLES = 2, 3
 """How many samples of a class of dtypes have all steps, and how many of floats a chain."""
+REDISTRIBUTED = ("real", "integer")
+"""The classes of dtypes whose samples are tried in placements that no rule takes: what DTensor redistributes first may become a float."""
 _OF_PARTIAL = (
     "R", "times -1", "plus 1", "sum", "cast float32", "cast int64", "S(0)", "squared", "absolute", "times 2", "slice",
     "full twice", "cast bool", "sum 0", "transpose", "S(1)", "cast float64", "local",
@@ -324,8 +326,10 @@ def _pairs(
     ):  # views are of no op in particular
         tried += view_programs(sample, mesh, task.seed)
     chained = chain_programs(sample, [line[0] for line in _lines(sample, lines)], mesh, seed=task.seed, most=chains)
-    # An op with a handler is tried so by itself; that DTensor redistributes first depends on no dtype.
-    moves = most == MAX_PROGRAMS and dtype_class(sample) == "real" and not special_dispatch_reason(overload(task.op))
+    # An op with a handler is tried so by itself.
+    moves = (
+        most == MAX_PROGRAMS and dtype_class(sample) in REDISTRIBUTED and not special_dispatch_reason(overload(task.op))
+    )
     moved = mesh_validation.try_redistributed(sample, truth, mesh, claimed, seed=task.seed) if moves else []
     if most > COSTLY_PROGRAMS and special_dispatch_reason(overload(task.op)):
         moved = mesh_validation.try_other_values(sample, mesh, task.seed)

@@ -16,10 +16,10 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.errors import BadPlacement, error_in_one_line
-from localtensor.layout import Layout, has_one_meaning, is_inexact
+from localtensor.layout import Layout, has_one_meaning, is_inexact, is_reducible
 from strategies.inputs.variants.adversarial import VALUES, two_maxima, values_generator
 from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle, run_stable_oracle
 from strategies.model.rule import LEAVES, Call, Claim, Program, Sample, dtype_class, overload, read_layout
@@ -182,7 +182,8 @@ def try_redistributed(
         return []
     taken = {tuple(p or Replicate() for p in claim.rule.inputs) for claim in claimed[mesh[-1]]}
     drawn = draw_programs(sample, claimed, mesh, seed=seed, budget=2 * REDISTRIBUTED)
-    programs = [*one_sharded(sample, mesh, seed), *sorted(drawn, key=has_partial)]
+    partial = one_partial(sample, mesh, seed) if dtype_class(sample) == "integer" else ()
+    programs = [*partial, *one_sharded(sample, mesh, seed), *sorted(drawn, key=has_partial)]
     others = [program for program in programs if tuple(layout[-1] for layout in program.inputs) not in taken]
     programs = list({program.inputs: program for program in others}.values())[:REDISTRIBUTED]
     return list(zip(programs, run_simulated_programs(programs), strict=True))
@@ -197,6 +198,15 @@ def one_sharded(sample: Sample, mesh: tuple[int, ...], seed: int) -> Iterator[Pr
     turn = zlib.crc32(f"{seed} {sample.op} {sample.arguments()}".encode()) % max(len(further), 1)
     for i, dim in [*first, *(further[turn:] + further[:turn])[:FURTHER_SHARDED]]:
         yield Program(sample, mesh, (*whole[:i], (*rest, Shard(dim)), *whole[i + 1 :]), seed=seed)
+
+
+def one_partial(sample: Sample, mesh: tuple[int, ...], seed: int) -> Iterator[Program]:
+    """One tensor with parts of a sum, the others whole, which DTensor may divide by the number of ranks: integers then are floats."""
+    whole = [(Replicate(),) * len(mesh)] * len(sample.tensors)
+    for i, x in enumerate(sample.tensors):
+        if len(sample.tensors) > 1 and is_reducible("sum", x.dtype):
+            layout = (*whole[i][1:], Partial())
+            yield Program(sample, mesh, (*whole[:i], layout, *whole[i + 1 :]), seed=seed)
 
 
 def try_other_values(sample: Sample, mesh: tuple[int, ...], seed: int) -> Found:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from strategies.model.oracle import run_oracle
@@ -19,6 +19,14 @@ plant("ranked(Tensor x) -> Tensor", lambda x: x.cumsum(1), "S")
 RANKED = planted("ranked", numbers(4, 6))
 plant("moving(Tensor x) -> Tensor", lambda x: x.cumsum(1))
 MOVING = planted("moving", numbers(4, 6))
+
+
+plant("joined(Tensor x, Tensor y) -> Tensor", lambda x, y: x + y, meta=lambda x, y: torch.empty_like(x))
+
+
+@register_sharding(torch.ops.planted.joined.default)
+def _together(x, y):
+    return [([p], [p, p]) for p in (Replicate(), Partial())]
 
 
 @register_sharding(torch.ops.planted.moving.default)
@@ -111,6 +119,20 @@ def test_only_placements_that_no_rule_takes_are_tried_and_nothing_where_a_rule_i
     truth, claimed = oracle_and_claims(RANKED, (2,), 0)
     assert [str(claim.rule) for claim in claimed[2]] and not try_redistributed(RANKED, truth, (2,), claimed, seed=0)
     assert run_oracle(RANKED).outputs[0].shape == (4, 6)
+
+
+@pytest.mark.parametrize("divided", [True, False])
+def test_whole_integers_that_are_made_parts_of_a_sum_keep_their_dtype(monkeypatch, divided):
+    """torch 2.13 divides them by the number of ranks, which makes floats of them."""
+
+    def parts(self, x, mesh, axis):
+        return x / mesh.size(axis) if divided else x * (mesh.get_local_rank(axis) == 0)
+
+    monkeypatch.setattr(Partial, "_partition_value", parts)
+    whole = torch.arange(24).view(4, 6)
+    found = validate_with_follow_ups(task(planted("joined", whole, whole + 3), PAIRS), lambda step: None)
+    joined = {"planted.joined.default on (2,): P(sum), R", "planted.joined.default on (2,): R, P(sum)"}
+    assert set(wrong(found)) == (joined if divided else set())
 
 
 def test_a_write_to_an_argument_that_was_redistributed_is_lost(monkeypatch):
