@@ -42,6 +42,7 @@ from strategies.sweep import aggregate, confirmation, executors
 from strategies.torch_api import user_modules
 from strategies.torch_api.decompositions import plain_instance_checks, without_dynamo, without_stacks
 from strategies.torch_api.faster_propagation import faster_propagation
+from strategies.torch_api.mesh_and_caches import cached_traces
 from strategies.torch_api.rank_runs import prepare_confirmation, shared_worlds
 from strategies.torch_api.user_modules import import_rules
 from strategies.validation import finding
@@ -175,7 +176,7 @@ def run_validation(settings: Settings, journal: Journal, progress: Progress) -> 
     Returns the seconds of each phase.  Raises as `validate`.
     """
     dynamo = without_dynamo(many=settings.everything)
-    with dynamo, without_stacks(), plain_instance_checks(), faster_propagation():
+    with dynamo, without_stacks(), plain_instance_checks(), faster_propagation(), cached_traces():  # workers keep them
         return _Validation(settings, journal, progress).run_phases()
 
 

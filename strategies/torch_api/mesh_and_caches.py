@@ -140,6 +140,10 @@ for each in ("all_reduce", "reduce_scatter_single", "reduce_scatter_tensor"):  #
 _STATELESS = (Shard, Replicate, Partial, _StridedShard)
 
 
+MOST_ANSWERS = 1 << 15
+"""Answers of one table that are kept."""
+
+
 class NotCacheable(Exception):
     """The call has an argument that is no plain value, or a placement with a state of its own."""
 
@@ -190,6 +194,8 @@ def _cached(
             found = compute(schema)
             if not _stateless(getattr(found, "output_spec", None)):
                 return found
+            if len(known) >= MOST_ANSWERS:
+                known.clear()
             known[key] = found
         return known[key]
 
@@ -218,6 +224,8 @@ def is_refusal_of_rules(error: BaseException) -> bool:
 
 
 _TRACE_PARAMETERS = ["self", "op_schema", "placement", "mesh"]
+MOST_TRACES = 1 << 15
+"""Traces that are kept; then all are forgotten: they are of ops that are done."""
 _UNTRACEABLE = (RuntimeError, KeyError, IndexError)
 """What a trace raises where the decomposition has no such placements: DTensor then tries the next ones."""
 
@@ -228,10 +236,14 @@ def cached_traces() -> Iterator[dict[Any, Any]]:
 
     The metadata of the results of the ops that it enters, which need a mode of fake tensors each time, are found once, too.
     A trace sees one axis of a mesh of one rank, so it is the same for every mesh and rank.  It depends on the rules of the
-    ops that it enters: rules that are registered meanwhile begin a new table.
+    ops that it enters: rules that are registered meanwhile begin a new table.  Within another such block its tables serve.
     """
     known: dict[Hashable, Any] = {}
     original: Any = getattr(DecompShardingStrategy, "_propagate_through_decomp", None)
+    outer = getattr(original, "known", None)
+    if outer is not None:
+        yield outer
+        return
     if original is None or list(inspect.signature(original).parameters) != _TRACE_PARAMETERS:
         yield known  # another torch: each trace is made anew
         return
@@ -246,6 +258,8 @@ def cached_traces() -> Iterator[dict[Any, Any]]:
             return original(self, op_schema, placement, mesh)
         key = call, tuple(placement), registered_rules()
         if key not in known:
+            if len(known) >= MOST_TRACES:
+                known.clear()
             try:
                 known[key] = original(self, op_schema, placement, mesh)
             except _UNTRACEABLE as error:
@@ -257,6 +271,7 @@ def cached_traces() -> Iterator[dict[Any, Any]]:
             raise type(found)(*found.args)
         return found
 
+    traced.known = known  # type: ignore[attr-defined]
     propagator: Any = DTensor._op_dispatcher.sharding_propagator
     metadata = _cached({}, _unplaced_key, propagator._propagate_tensor_meta_non_cached)
     with (

@@ -19,6 +19,7 @@ from torch.distributed.tensor._sharding_prop import LocalLRUCache
 
 import localtensor as lt
 from localtensor.processes.pool import Pool
+from strategies.torch_api import mesh_and_caches
 from strategies.torch_api.mesh_and_caches import (
     NotCacheable,
     averages_as_sums,
@@ -309,6 +310,26 @@ class TestTraces:
         with cached_traces():
             assert self.results((2,)) == plain
         assert 0 < len(asked) == len(set(asked)) < before
+
+    def test_a_block_within_another_has_its_traces(self, traced):
+        with cached_traces() as outer:
+            self.results((2,))
+            traced.clear()
+            with cached_traces() as inner:
+                self.results((3,))
+            self.results((2,))
+            assert traced == [] and inner is outer
+
+    def test_when_there_are_too_many_all_are_forgotten(self, traced, monkeypatch):
+        for name in ("MOST_TRACES", "MOST_ANSWERS"):
+            monkeypatch.setattr(mesh_and_caches, name, 2)
+        plain = self.results((2,))
+        with cached_traces() as known:
+            assert [self.results((2,)) for _ in range(2)] == [plain] * 2
+            assert 0 < len(known) <= 2
+        table = {}
+        answer = mesh_and_caches._cached(table, str, lambda schema: None)
+        assert [answer(n) for n in range(5)] == [None] * 5 and 0 < len(table) <= 2
 
     def test_a_rule_that_is_registered_meanwhile_is_asked(self, traced, monkeypatch):
         with cached_traces():
