@@ -184,11 +184,11 @@ def replay(program: ProgramMaker, text: str, *, steps: int = LIVELOCK_STEPS) -> 
 
 def _run(group: ThreadGroup, program: ProgramMaker, schedule: Schedule, steps: int) -> tuple[Failure | None, int]:
     """One run: its failure, if any, and the number of its steps."""
-    stage = ControlledRun(group, schedule, steps)
-    made = program(ScheduledSync(stage))
+    run = ControlledRun(group, schedule, steps)
+    made = program(ScheduledSync(run))
     if not isinstance(made, Program) or not made.threads:
         raise BadProgram(repr(made), "it is no Program with threads")
-    ending = stage.run(made.threads)
+    ending = run.run(made.threads)
     kind, detail = ending.kind, ending.detail
     if not kind:
         try:
@@ -198,8 +198,8 @@ def _run(group: ThreadGroup, program: ProgramMaker, schedule: Schedule, steps: i
             plain = bool(words) and isinstance(error, AssertionError)
             kind, detail = "check", words if plain else f"{type(error).__name__}: {words}"
     if not kind:
-        return None, len(stage.trace)
-    return Failure(kind, detail, schedule.text, tuple(stage.trace)), len(stage.trace)
+        return None, len(run.trace)
+    return Failure(kind, detail, schedule.text, tuple(run.trace)), len(run.trace)
 
 
 def _confirmed(group: ThreadGroup, program: ProgramMaker, schedule: Schedule, steps: int, failure: Failure) -> Failure:

@@ -1,7 +1,7 @@
 """Splits of a tensor into partial values, one for each rank.
 
-Partial values satisfy `fold_partials(parts(x, kind, n, rng), kind) == x`: exactly for integers, bools, min and max; up
-to rounding for sums, averages and products of floats.  They are adversarial, since an honest split such as x/n on each
+Partial values satisfy `fold_partials(partial_values(x, kind, n, rng), kind) == x`: exactly for integers, bools, min and max; up
+to rounding for sums, averages and products of floats.  They are adversarial, since a plain split such as x/n on each
 rank lets wrong rules pass.  Addends cancel, change sign, and are non-zero where the total is zero; in `sparse` splits
 half of them are zero where the total is not.  Minima and maxima have another owner for each element and random
 distances, with ties in `sparse` splits.  Where the total is infinite, one part is, and the others are numbers, unless
@@ -120,7 +120,7 @@ def partial_values(
     fewer than 32 bits.  Raises `NotReducible` unless `is_reducible`.
     """
     if not is_reducible(kind, x.dtype):
-        raise NotReducible("partials.parts", kind, x.dtype)
+        raise NotReducible("partial_values", kind, x.dtype)
     random = rng if isinstance(rng, RandomNumbers) else RandomNumbers.of(rng)
     make = {"sum": _addends, "avg": _addends, "min": _extremes, "max": _extremes, "product": _factors}[kind]
     if x.dtype == torch.bool:

@@ -304,6 +304,7 @@ def _reports_lost_peer(raised: Raised) -> bool:
 
 
 def check_gpus(ranks: int) -> None:
+    """Raises `TooFewGpus` unless this machine has a GPU for each rank."""
     if _gpu_count() < ranks:
         raise TooFewGpus(ranks, _gpu_count())
 

@@ -127,7 +127,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Imports torch and the engine where there are rank tests: else their seconds would be those of the first test."""
+    """Imports torch and what runs ranks where there are rank tests: else their seconds would be those of the first test."""
     tests = session.items if not session.config.option.collectonly else []
     if any(rank_marks.PLAN in item.stash or "world" in getattr(item, "fixturenames", ()) for item in tests):
         with contextlib.suppress(ImportError):  # the first rank test says what is missing

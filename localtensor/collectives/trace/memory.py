@@ -12,7 +12,6 @@ import torch
 
 PARAMETERS, GRADIENTS, STATE = "parameters", "gradients", "optimizer state"
 ACTIVATIONS, BUFFERS, OTHER = "activations", "buffers of collectives", "other"
-INPUTS = OTHER
 KINDS = (PARAMETERS, GRADIENTS, STATE, ACTIVATIONS, BUFFERS, OTHER)
 _STRONG = {PARAMETERS: 3, STATE: 2, GRADIENTS: 1}
 """Kinds that a tensor keeps, whatever it is used for later; of two the higher number stays."""
@@ -65,9 +64,8 @@ class Memory:
         self._looked = 0
         self._held: dict[int, _Alive] = {}
         self._end = self.freed.append
-        self._forms: list[tuple[int, str, str, str]] = [
-            (0, OTHER, "", "")
-        ]  # size, kind, module, and the kind that it was before
+        # Size, kind, module, and the kind that it was before.
+        self._forms: list[tuple[int, str, str, str]] = [(0, OTHER, "", "")]
         self._numbers: dict[tuple[int, str, str, str], int] = {}
         self._peak: Peak | None = None  # once it is closed
 

@@ -142,9 +142,9 @@ def _scatter(
     group = mesh.get_group(mesh_dim)
     members = group.family.groups[0]
     if not 0 <= group_src < len(members):
-        with mode.standing_at(members[0]):
+        with mode.running_as(members[0]):
             return original(output, scatter_list, mesh, mesh_dim, async_op, group_src=group_src)  # raises
-    with mode.standing_at(members[group_src]):
+    with mode.running_as(members[group_src]):
         return dist.scatter(output, scatter_list, group=group, async_op=async_op, group_src=group_src)
 
 

@@ -356,6 +356,7 @@ def strided_size(
 
 
 def length(mode: Mode, original: Fn, sharded_indices: Sequence[Tensor], rank: Int) -> object:
+    """The number of indices of each rank's strided shard."""
     if not is_rank_int(rank):
         return original(sharded_indices, rank)
     return _entries_at(mode, [np.array([len(one) for one in sharded_indices])], [rank])[0]
