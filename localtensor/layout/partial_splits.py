@@ -90,7 +90,7 @@ class RandomNumbers:
             found = numbers(count, torch.Generator().manual_seed(at))
         else:
             found = _table(numbers).narrow(0, at % (TABLE - count), count)
-        return _at(found.view(shape), device)
+        return found.view(shape).to(device)
 
     def coin(self, shape: tuple[int, ...], device: torch.device, chance: float) -> Tensor:
         """True with this chance at each element."""
@@ -103,11 +103,7 @@ class RandomNumbers:
             found = _uniform(ranks * count, torch.Generator().manual_seed(at)).view(ranks, count).argsort(0)
         else:
             found = _orders(ranks).narrow(1, at % (TABLE - count), count)
-        return _at(found.reshape(ranks, *shape), device)
-
-
-def _at(numbers: Tensor, device: torch.device) -> Tensor:
-    return numbers if device.type == "cpu" else numbers.to(device)
+        return found.reshape(ranks, *shape).to(device)
 
 
 def partial_values(

@@ -24,7 +24,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -122,9 +121,7 @@ class Pool:
     def __enter__(self) -> "Pool":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property

@@ -226,7 +226,7 @@ _CLEANUPS = "_cleanups"  # of a unittest's test case
 class RankBody:
     """The program that each rank runs once."""
 
-    item: Any
+    item: pytest.Function
     plan: RankPlan
     function: Callable[..., Any]
     args: Sequence[Any]

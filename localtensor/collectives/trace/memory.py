@@ -29,7 +29,7 @@ class Peak:
 
 
 class _Held(NamedTuple):
-    size: Any
+    size: int | _Ints
     kind: str
     module: str
 
@@ -237,7 +237,7 @@ class MemoryOfRanks:
         at = int(self._module_at_peak[rank])
         return Peak(int(self._peaks[rank]), by_kind, self._modules[at] if at >= 0 else "")
 
-    def hold(self, key: int, size: Any, kind: str, module: str) -> None:
+    def hold(self, key: int, size: int | _Ints, kind: str, module: str) -> None:
         """The ranks hold these bytes from now on; a key that they hold already gets this size, and keeps its kind."""
         before = self._held.get(key)
         if before is not None:
@@ -283,11 +283,11 @@ class MemoryOfRanks:
         """As `Memory.samples`."""
         return np.array(self._samples, np.int64)[1:]
 
-    def _add(self, size: Any, kind: str) -> None:
+    def _add(self, size: int | _Ints, kind: str) -> None:
         self._now += size
         self._kinds[kind] += size
 
-    def _keep_peaks(self, which: Any) -> None:
+    def _keep_peaks(self, which: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
         self._peaks[which] = self._now[which]
         for kind, sizes in self._kinds.items():
             self._kinds_at_peak[kind][which] = sizes[which]

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -77,7 +77,7 @@ def _read_traits(func: Op) -> Traits:
 _flops_known: dict[tuple[Any, ...], int] = {}
 
 
-def flops_of(traits: Traits, shapes: tuple[Any, ...], kwargs: Any, out: Any) -> int:
+def flops_of(traits: Traits, shapes: tuple[Any, ...], kwargs: Mapping[str, Any], out: object) -> int:
     """The operations of an op that has a formula, by the shapes of its arguments and results.
 
     Those of equal shapes are computed once: some formulas of torch call one that walks through trees.

@@ -282,7 +282,7 @@ class RankLists:
         return root
 
 
-def resolve_group(mode: Any, group: Any) -> LockstepGroup | RankLists:
+def resolve_group(mode: Mode, group: Any) -> LockstepGroup | RankLists:
     """The groups of a collective, given as a process group, its name, a mesh of one axis, (mesh, axis), or lists.
 
     None is all ranks.  Raises `BadGroup` for a group of another mode, and for a mesh without that axis or with several.
@@ -301,7 +301,7 @@ def resolve_group(mode: Any, group: Any) -> LockstepGroup | RankLists:
     elif hasattr(group, "get_group"):
         group = _group_of_mesh_axis(group, None)
     name = group if isinstance(group, str) else getattr(group, "group_name", None)
-    found: LockstepGroup | None = mode.groups.by_name.get(name)
+    found: LockstepGroup | None = mode.groups.by_name.get(name or "")
     if found is None:
         raise _foreign_group_error(group)
     return found

@@ -177,7 +177,7 @@ def wait_for(value: Any) -> Any:
     return value
 
 
-def for_each_rank_group(mode: Mode, ints: Iterable[Any], do: Callable[[Narrowing], Any]) -> Any:
+def for_each_rank_group(mode: Mode, ints: Iterable[object], do: Callable[[Narrowing], Any]) -> Any:
     """The result of `do` for each rank; it runs once for each group of ranks with equal `ints`.
 
     Its argument is a function that narrows values of all ranks, tensors and ints, to the rank group.

@@ -52,7 +52,7 @@ def shard_sizes_and_starts(size: int, cuts: tuple[Cut, ...], past: int) -> tuple
     return sizes, np.where(sizes > 0, starts, past)
 
 
-def even_size(size: Any, cuts: Sequence[Cut]) -> Any:
+def even_size(size: Int, cuts: Sequence[Cut]) -> Int | None:
     """The size of every shard of a dim with a symbolic size, if all are as long; else None."""
     chunks = math.prod(chunks for chunks, _ in cuts)
     if type(size) is int or any(stride for _, stride in cuts) or size % chunks != 0:
@@ -166,7 +166,7 @@ def _number(mode: Mode, values: Array, held: Array | None, like: Tensor) -> Loca
         return wrap((rows if len(rows) > 1 else rows[0],), partition(by_value(values, held).row_of, [len(rows)]), mode)
 
 
-def run_node(mode: Mode, func: Any, args: Args, kwargs: Kwargs) -> Tensor:
+def run_node(mode: Mode, func: object, args: Args, kwargs: Kwargs) -> Tensor:
     """A node of ours on the tensors of all ranks."""
     if func is torch.ops.localtensor.number_of_rank.default:
         return _number(mode, np.array(args[1]), mode.everyone.held, args[0])
@@ -267,7 +267,7 @@ def _merge_chunks(cell: Tensor, stacked: bool, dim: int, chunks: int, size: int)
 # -- shapes, as replacements of DTensor's functions
 
 
-def global_shape(mode: Mode, original: Fn, shape: Any, mesh: DeviceMesh, placements: Any) -> object:
+def global_shape(mode: Mode, original: Fn, shape: Sequence[Any], mesh: DeviceMesh, placements: Sequence[Any]) -> object:
     """The global shape: the sum of all ranks' sizes on the sharded dim, which torch gathers."""
     if len(placements) != 1 or mesh.ndim != 1 or not isinstance(placements[0], Shard):
         return original(shape, mesh, placements)
@@ -284,7 +284,7 @@ def global_shape(mode: Mode, original: Fn, shape: Any, mesh: DeviceMesh, placeme
 
 
 def shapes_and_offsets(
-    mode: Mode, original: Fn, global_shape: Sequence[Int], mesh_shape: Sequence[int], my_coordinate: Any, placements: Any,
+    mode: Mode, original: Fn, global_shape: Sequence[Int], mesh_shape: Sequence[int], my_coordinate: Any, placements: Sequence[Any],
     skip_offset: bool = False,
 ) -> object:  # fmt: skip
     """The shape of each rank's shard, and its offset in the whole tensor."""
@@ -295,7 +295,7 @@ def shapes_and_offsets(
     cut = {axis: _cut_of(placed, mesh_shape[axis]) for axis, placed in enumerate(placements) if _is_shard(placed)}
     if not any_differs(*(places[axis] for axis in cut)):
         return original(global_shape, mesh_shape, places, placements, skip_offset)
-    shape, offset = list(global_shape), [0] * len(global_shape)
+    shape, offset = list(global_shape), list[Int]([0] * len(global_shape))
     for dim in {placements[axis].dim for axis in cut}:
         axes = [axis for axis in cut if placements[axis].dim == dim]
         even = even_size(shape[dim], [cut[axis] for axis in axes]) if skip_offset else None
@@ -315,7 +315,7 @@ def _cut_of(placement: Placement, chunks: int) -> tuple[int, int]:
     return int(chunks), int(placement.split_factor) if isinstance(placement, _StridedShard) else 0
 
 
-def _entries_at(mode: Mode, tables: Sequence[Any], places: Sequence[Any]) -> list[Any]:
+def _entries_at(mode: Mode, tables: Sequence[Array], places: Sequence[Any]) -> list[Int]:
     """The entry of each rank in each table, by its coordinates."""
     index: list[Any] = []
     held = np.ones(mode.world, bool)
