@@ -130,7 +130,7 @@ class Pool:
         return tuple(member.pid for member in self._group.members) if self._group else ()
 
     def _ready_group(self) -> WorkerGroup:
-        if self._group and not self._group.fit():
+        if self._group and not self._group.is_usable():
             self._dismiss()
         if self._group is None:
             self._group = WorkerGroup(self.ranks, self.backend)

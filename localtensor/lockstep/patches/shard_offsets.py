@@ -22,7 +22,7 @@ from localtensor.errors import NotTraceable
 from localtensor.layout.shards import chunk_bounds
 from localtensor.lockstep.comms.collectives import StackedValue, has_no_values, stacked_value
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
-from localtensor.lockstep.patches.device_mesh import for_each_rank_group, mesh_ranks
+from localtensor.lockstep.patches.device_mesh import Narrowing, for_each_rank_group, mesh_ranks
 from localtensor.lockstep.values.formatting import user_place
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.partition import NOWHERE, Array, by_value, partition
@@ -342,7 +342,7 @@ def strided_size(
     offset_mode = next(iter((*offsets, *named.values())), None)
     wants_all = offset_mode is False or getattr(offset_mode, "name", "") == "ALL"
 
-    def of_kind(of: Any) -> Any:
+    def on_group(of: Narrowing) -> Any:
         size, place = of(curr_local_size), of(rank)
         if not is_rank_int(place) or wants_all:
             return for_each_rank_group(
@@ -352,7 +352,7 @@ def strided_size(
         own, first = _entries_at(mode, (sizes, starts), [place])
         return own, None if getattr(offset_mode, "name", "") == "NONE" else first
 
-    return for_each_rank_group(mode, [curr_local_size], of_kind)
+    return for_each_rank_group(mode, [curr_local_size], on_group)
 
 
 def length(mode: Mode, original: Fn, sharded_indices: Sequence[Tensor], rank: Int) -> object:
