@@ -275,12 +275,8 @@ def comms_snapshot(request: pytest.FixtureRequest) -> comms_fixtures.CommsSnapsh
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
     """The lines in which the communication differs from its snapshot."""
-    for snapshot, other in ((left, right), (right, left)):
-        if (
-            op == "=="
-            and isinstance(snapshot, comms_fixtures.CommsSnapshot)
-            and isinstance(other, comms_fixtures.Comms)
-        ):
+    for snapshot, ran in ((left, right), (right, left)) if op == "==" else ():
+        if isinstance(snapshot, comms_fixtures.CommsSnapshot) and isinstance(ran, comms_fixtures.Comms):
             return ["the communication differs from its snapshot", *snapshot.differences]
     return None
 

@@ -67,7 +67,7 @@ def test_ranks_that_differ_by_rank_make_a_family():
             dist.new_group([first, rank_int([0, 1, 2, 3])])
 
 
-def test_standing_at_a_rank():
+def test_torchs_own_code_runs_as_a_rank():
     with LocalTensorMode(4) as mode:
         pairs, _ = dist.new_subgroups_by_enumeration([[0, 3], [1, 2]])
         outside = dist.new_group([0, 1])
