@@ -109,7 +109,7 @@ def origin(frame: FrameType | None) -> Origin:
 
 
 def _mode_of(frame: FrameType | None) -> FrameType | None:
-    """The frame of the user's dispatch mode that called this frame of his, by functions of his own; None if there is none."""
+    """The frame of the user's dispatch mode that called this user's frame, through the user's functions alone, or None."""
     while frame is not None and is_user_file(frame.f_code.co_filename):
         if frame.f_code.co_name.startswith("__torch_"):
             return frame

@@ -156,6 +156,7 @@ def name_lists(call: str, lists: Sequence[Sequence[Tensor]]) -> Named:
 
 
 def check_group(call: str, argument: str, held: Sequence[object]) -> None:
+    """Raises `NotOnePerRank` for a single tensor and for an empty list."""
     if isinstance(held, Tensor):
         raise errors.NotOnePerRank(call, argument, f"one tensor of shape {tuple(held.shape)}")
     if not held:
@@ -185,6 +186,7 @@ def check_held(call: str, held: Sequence[Tensor], op: ReductionOp | None = None)
 
 
 def check_dense(call: str, named: Named) -> None:
+    """Raises `NotDense` for a sparse tensor."""
     for name, x in named.items():
         if x.layout != torch.strided:
             raise errors.NotDense(call, name, x.layout)
@@ -201,6 +203,7 @@ def check_one_kind(call: str, named: Named) -> None:
 
 
 def check_shapes(call: str, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Raises `ShapesDiffer` unless all shapes are equal."""
     if len({tuple(shape) for shape in shapes.values()}) > 1:
         raise errors.ShapesDiffer(call, {name: tuple(shape) for name, shape in shapes.items()})
 
@@ -210,22 +213,26 @@ def shapes_of(named: Named) -> dict[str, torch.Size]:
 
 
 def check_contiguous(call: str, named: Named) -> None:
+    """Raises `NotContiguous` for a tensor whose elements are not in memory order."""
     for name, x in named.items():
         if not x.is_contiguous():
             raise errors.NotContiguous(call, name, tuple(x.shape), x.stride())
 
 
 def check_rank(call: str, argument: str, rank: int, ranks: int) -> None:
+    """Raises `RankOutside` unless it is a rank of a group of so many `ranks`."""
     if not 0 <= rank < ranks:
         raise errors.RankOutside(call, argument, rank, ranks, ranks - 1)
 
 
 def check_length(call: str, rank: int, tensors: Sequence[Tensor], want: int) -> None:
+    """Raises `WrongListLength` unless the list of this rank has `want` tensors."""
     if len(tensors) != want:
         raise errors.WrongListLength(call, rank, len(tensors), want)
 
 
 def check_equal_lengths(call: str, lists: Sequence[Sequence[Tensor]]) -> None:
+    """Raises `ListsDiffer` unless all ranks' lists are equally long."""
     lengths = {f"lists[{rank}]": len(tensors) for rank, tensors in enumerate(lists)}
     if len(set(lengths.values())) > 1:
         raise errors.ListsDiffer(call, lengths)
@@ -240,6 +247,7 @@ def check_dim(call: str, dim: int, shape: Sequence[int], *, for_scalars: str) ->
 
 
 def check_even(call: str, dim: int, shape: Sequence[int], ranks: int, *, instead: str = "") -> None:
+    """Raises `UnevenDim`, with the remedy `instead`, unless the dim divides evenly among the ranks."""
     if shape[dim] % ranks:
         raise errors.UnevenDim(call, dim, shape, ranks, instead)
 

@@ -127,6 +127,7 @@ POLICIES = ("bounded", "pct", "shuffled")
 LIVELOCK_STEPS = 10_000
 """The default limit of steps in one run; beyond it the run is a livelock."""
 ProgramMaker = Callable[[ScheduledSync], Program]
+Fn = Callable[..., Any]
 
 
 def explore(
@@ -148,7 +149,7 @@ def explore(
     `depth` is that of pct.  No new run begins after `seconds`.  More than `steps` steps in one run are a livelock.
     `progress` is called every 256 schedules with the number of schedules run so far.
 
-    Raises `BadExploration` for a setting that is none, `BadProgram` if `program` returns no `Program` with threads.
+    Raises `BadExploration` for an invalid setting, `BadProgram` if `program` returns no `Program` with threads.
     """
     check_settings(policy, schedules=schedules, bound=bound, depth=depth, steps=steps)
     end = None if seconds is None else time.monotonic() + seconds
@@ -184,11 +185,11 @@ def replay(program: ProgramMaker, text: str, *, steps: int = LIVELOCK_STEPS) -> 
 
 def _run(group: ThreadGroup, program: ProgramMaker, schedule: Schedule, steps: int) -> tuple[Failure | None, int]:
     """One run: its failure, if any, and the number of its steps."""
-    stage = ControlledRun(group, schedule, steps)
-    made = program(ScheduledSync(stage))
+    run = ControlledRun(group, schedule, steps)
+    made = program(ScheduledSync(run))
     if not isinstance(made, Program) or not made.threads:
         raise BadProgram(repr(made), "it is no Program with threads")
-    ending = stage.run(made.threads)
+    ending = run.run(made.threads)
     kind, detail = ending.kind, ending.detail
     if not kind:
         try:
@@ -198,8 +199,8 @@ def _run(group: ThreadGroup, program: ProgramMaker, schedule: Schedule, steps: i
             plain = bool(words) and isinstance(error, AssertionError)
             kind, detail = "check", words if plain else f"{type(error).__name__}: {words}"
     if not kind:
-        return None, len(stage.trace)
-    return Failure(kind, detail, schedule.text, tuple(stage.trace)), len(stage.trace)
+        return None, len(run.trace)
+    return Failure(kind, detail, schedule.text, tuple(run.trace)), len(run.trace)
 
 
 def _confirmed(group: ThreadGroup, program: ProgramMaker, schedule: Schedule, steps: int, failure: Failure) -> Failure:
@@ -222,7 +223,7 @@ def _random_schedules(policy: str, seed: int, depth: int, longest: Callable[[], 
 
 
 def check_settings(policy: str, **settings: int) -> None:
-    """Raises `BadExploration` for a policy or a setting that is none."""
+    """Raises `BadExploration` for an unknown policy and for a setting below its least value."""
     if policy not in POLICIES:
         raise BadExploration("policy", repr(policy), "there is no such policy", f"Use {', '.join(POLICIES)}.")
     for name, value in settings.items():
@@ -232,9 +233,7 @@ def check_settings(policy: str, **settings: int) -> None:
             raise BadExploration(name, f"{name}={value!r}", problem, f"Pass {least} or more.")
 
 
-def by_lines(
-    program: Callable[[ScheduledSync], Program], *where: ModuleType | type | Callable[..., Any], opcodes: bool = False
-) -> Callable[[ScheduledSync], Program]:
+def by_lines(program: ProgramMaker, *where: ModuleType | type | Fn, opcodes: bool = False) -> ProgramMaker:
     """The program with a yield point at each line of `where` (modules, classes or functions).
 
     With `opcodes` each bytecode is one: a schedule may switch threads between the read and the write of one `+=`.

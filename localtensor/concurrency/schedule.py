@@ -1,7 +1,8 @@
 """Schedules: the policies that choose which rank runs next, and the one line of text that repeats a run.
 
-One rank thread runs at a time.  At each yield point (a collective, a wait, a lock of this project) the engine queries a
-`Schedule`.  Every policy is a short class; `RecordedSchedule` wraps one and writes the text; `replay` reads it.
+One rank thread runs at a time.  At each yield point (a collective, a wait, a lock of this project) the scheduler queries a
+`Schedule`.  Every policy is a short class with a row in `_MAKERS`; `RecordedSchedule` wraps one and writes the text, and
+`replay` reads it.
 
     round_robin                  the rank that ran goes on while it can, then the next higher one
     shuffled:42                  any rank that can run, by the seed 42
@@ -115,7 +116,7 @@ class Schedule(Protocol):
 def round_robin() -> Schedule:
     """The default: the rank that ran goes on while it can, then the next higher one, and after the last the first.
 
-    A rank that can always run is never interrupted: an engine that polls leaves the poller out of `runnable`.
+    A rank that can always run is never interrupted: while it polls, the scheduler leaves it out of `runnable`.
 
     >>> schedule = round_robin()
     >>> schedule.begin(3)
@@ -197,11 +198,11 @@ class RecordedSchedule:
     Its memory does not grow with the run.  `due` is a number of answers and the digest that they must have, else
     `ReplayDiverged` is raised.  Two runs of one program under one policy gave the same answers if their texts are equal.
 
-    >>> diary = RecordedSchedule(round_robin())
-    >>> diary.begin(2)
-    >>> [diary.next([1], current=None) for _ in range(1000)] == [1] * 1000
+    >>> schedule = RecordedSchedule(round_robin())
+    >>> schedule.begin(2)
+    >>> [schedule.next([1], current=None) for _ in range(1000)] == [1] * 1000
     True
-    >>> diary.text
+    >>> schedule.text
     'round_robin=2:1x1000'
     """
 

@@ -287,14 +287,14 @@ def clear_all() -> None:
 
 def _own_copy(error: Exception) -> Exception:
     try:
-        twin = copy.copy(error)
+        copied = copy.copy(error)
     except Exception:  # why: an exception of the user may fail to copy in any way; the original is raised then
         return error
-    if type(twin) is not type(error):
+    if type(copied) is not type(error):
         return error
-    twin.__cause__, twin.__context__ = error.__cause__, error.__context__
-    twin.__suppress_context__ = error.__suppress_context__
-    return twin
+    copied.__cause__, copied.__context__ = error.__cause__, error.__context__
+    copied.__suppress_context__ = error.__suppress_context__
+    return copied
 
 
 SELF_KEYED_TYPES = frozenset({

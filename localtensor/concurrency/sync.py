@@ -105,30 +105,30 @@ SETUP_THREAD = -1  # the number of the caller that makes the program and checks 
 class ScheduledSync:
     """The `Sync` of an explored run; it can also interrupt a waiting thread, and draws numbers from the schedule."""
 
-    def __init__(self, stage: ControlledRun) -> None:
-        self._stage = stage
+    def __init__(self, run: ControlledRun) -> None:
+        self._run = run
         self._made = 0
         self.interrupts: dict[int, type[BaseException]] = {}
         self.gates: dict[int, _Gate] = {}  # thread -> the gate that it waits at
 
     def lock(self, name: str = "") -> _Lock:
-        return _Lock(self._stage, self._named("lock", name))
+        return _Lock(self._run, self._named("lock", name))
 
     def gate(self, name: str = "") -> Gate:
-        return _Gate(self, self._stage, self._named("gate", name))
+        return _Gate(self, self._run, self._named("gate", name))
 
     def me(self) -> int:
-        current = self._stage.current
+        current = self._run.current
         return SETUP_THREAD if current is None else current
 
     def step(self, what: str) -> None:
-        stage = self._stage
-        if stage.current is not None:
-            stage.pause(stage.current, what)
+        run = self._run
+        if run.current is not None:
+            run.pause(run.current, what)
 
     def number(self, below: int) -> int:
         """From 0 to `below` - 1, by the schedule: a bounded search tries each of them."""
-        return self._stage.number(below)
+        return self._run.number(below)
 
     def interrupt(self, thread: int, error: type[BaseException] = KeyboardInterrupt) -> None:
         """Ends the thread's current or next wait at a gate by that error, as Ctrl-C does."""
@@ -143,15 +143,15 @@ class ScheduledSync:
 
 
 class _Lock:
-    def __init__(self, stage: ControlledRun, name: str) -> None:
-        self._stage, self._name = stage, name
+    def __init__(self, run: ControlledRun, name: str) -> None:
+        self._run, self._name = run, name
         self._takes, self._frees = f"takes {name}", f"frees {name}"
         self._owner: int | None = None
         self._wanting: list[int] = []
 
     def __enter__(self) -> bool:
-        stage = self._stage
-        me = stage.current
+        run = self._run
+        me = run.current
         if me is None:
             if self._owner is not None:
                 raise WaitsAlone(self._name)
@@ -159,24 +159,24 @@ class _Lock:
             return True
         self._wanting.append(me)
         if self._owner is None:
-            stage.pause(me, self._takes)
+            run.pause(me, self._takes)
         else:
-            stage.block(me, self._takes, self)
+            run.block(me, self._takes, self)
         self._wanting.remove(me)
         self._owner = me
         for other in self._wanting:
-            stage.suspend(other, self)
+            run.suspend(other, self)
         return True
 
     def __exit__(self, *_: object) -> None:
-        stage = self._stage
-        if stage.over:
+        run = self._run
+        if run.over:
             return
         self._owner = None
         for other in self._wanting:
-            stage.wake(other)
-        if stage.current is not None:
-            stage.pause(stage.current, self._frees)
+            run.wake(other)
+        if run.current is not None:
+            run.pause(run.current, self._frees)
 
     def why(self) -> str:
         return f"{self._name}, which {'the setup' if self._owner == SETUP_THREAD else f'thread {self._owner}'} has"
@@ -186,35 +186,35 @@ class _Lock:
 
 
 class _Gate:
-    def __init__(self, sync: ScheduledSync, stage: ControlledRun, name: str) -> None:
-        self._sync, self._stage, self._name = sync, stage, name
+    def __init__(self, sync: ScheduledSync, run: ControlledRun, name: str) -> None:
+        self._sync, self._run, self._name = sync, run, name
         self._open = False
         self._waiting: list[int] = []
 
     def open(self) -> None:
-        stage = self._stage
-        if stage.over and stage.current is not None:
+        run = self._run
+        if run.over and run.current is not None:
             return
-        if stage.current is not None:
-            stage.pause(stage.current, f"opens {self._name}")
+        if run.current is not None:
+            run.pause(run.current, f"opens {self._name}")
         self._open = True
         for thread in tuple(self._waiting):
             self.leave(thread)
 
     def wait(self, seconds: float | None = None) -> bool:
-        stage, me = self._stage, self._stage.current
+        run, me = self._run, self._run.current
         if me is None:
             if not self._open and seconds is None:
                 raise WaitsAlone(self._name)
             return self._open
         if self._open or me in self._sync.interrupts:
-            stage.pause(me, f"waits at {self._name}")
+            run.pause(me, f"waits at {self._name}")
         else:
             self._waiting.append(me)
             self._sync.gates[me] = self
             if seconds is not None:
-                stage.timed[me] = stage.clock + max(seconds, 0.0)
-            stage.block(me, f"goes through {self._name}", self)
+                run.timed[me] = run.clock + max(seconds, 0.0)
+            run.block(me, f"goes through {self._name}", self)
         error = self._sync.interrupts.pop(me, None)
         if error is not None:
             raise error
@@ -230,4 +230,4 @@ class _Gate:
     def leave(self, thread: int) -> None:
         """Lets that thread go on."""
         self.expire(thread)
-        self._stage.wake(thread)
+        self._run.wake(thread)

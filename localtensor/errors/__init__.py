@@ -4,8 +4,7 @@ base                    LocalTensorError, the five parts of its message, errors 
 collectives             what ranks bring to a collective
 mismatches, programs    calls of ranks that do not fit; other faults of a user's program
 symmetric               faults of programs on symmetric memory
-runs                    what `lt.run`, an exploration and a pool of processes cannot do
-lockstep                what one control flow for all ranks cannot do
+runs                    what `lt.run`, an exploration and a pool of processes cannot do, and what one control flow for all ranks cannot
 failure_report          the text of a run that failed
 """
 

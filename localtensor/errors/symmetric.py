@@ -23,9 +23,7 @@ class MemoryAccess:
     after: int = 0
 
     def __str__(self) -> str:
-        verb = "writes" if self.writes else "reads"
-        stream = "" if self.stream == DEFAULT_STREAM else f" in {self.stream}"
-        return f"rank {self.rank}{stream} {verb} {self.bytes} by {self.op}{base.place_suffix(self.place)}"
+        return f"{_who(self)} {_verb(self)} {self.bytes} by {self.op}{base.place_suffix(self.place)}"
 
 
 DEFAULT_STREAM, IN_FLIGHT = "the default stream", "a call in flight"

@@ -1,7 +1,7 @@
 """Splits of a tensor into partial values, one for each rank.
 
-Partial values satisfy `fold_partials(parts(x, kind, n, rng), kind) == x`: exactly for integers, bools, min and max; up
-to rounding for sums, averages and products of floats.  They are adversarial, since an honest split such as x/n on each
+Partial values satisfy `fold_partials(partial_values(x, kind, n, rng), kind) == x`: exactly for integers, bools, min and max; up
+to rounding for sums, averages and products of floats.  They are adversarial, since a plain split such as x/n on each
 rank lets wrong rules pass.  Addends cancel, change sign, and are non-zero where the total is zero; in `sparse` splits
 half of them are zero where the total is not.  Minima and maxima have another owner for each element and random
 distances, with ties in `sparse` splits.  Where the total is infinite, one part is, and the others are numbers, unless
@@ -90,7 +90,7 @@ class RandomNumbers:
             found = numbers(count, torch.Generator().manual_seed(at))
         else:
             found = _table(numbers).narrow(0, at % (TABLE - count), count)
-        return _at(found.view(shape), device)
+        return found.view(shape).to(device)
 
     def coin(self, shape: tuple[int, ...], device: torch.device, chance: float) -> Tensor:
         """True with this chance at each element."""
@@ -103,11 +103,7 @@ class RandomNumbers:
             found = _uniform(ranks * count, torch.Generator().manual_seed(at)).view(ranks, count).argsort(0)
         else:
             found = _orders(ranks).narrow(1, at % (TABLE - count), count)
-        return _at(found.reshape(ranks, *shape), device)
-
-
-def _at(numbers: Tensor, device: torch.device) -> Tensor:
-    return numbers if device.type == "cpu" else numbers.to(device)
+        return found.reshape(ranks, *shape).to(device)
 
 
 def partial_values(
@@ -120,7 +116,7 @@ def partial_values(
     fewer than 32 bits.  Raises `NotReducible` unless `is_reducible`.
     """
     if not is_reducible(kind, x.dtype):
-        raise NotReducible("partials.parts", kind, x.dtype)
+        raise NotReducible("partial_values", kind, x.dtype)
     random = rng if isinstance(rng, RandomNumbers) else RandomNumbers.of(rng)
     make = {"sum": _addends, "avg": _addends, "min": _extremes, "max": _extremes, "product": _factors}[kind]
     if x.dtype == torch.bool:

@@ -2,7 +2,7 @@
 
 A function runs again with its inputs moved by one ulp, and in double precision; the differences of its results are
 their rounding noise.  Dtypes that do not round are exact.  An element that jumps under such noise (a tie broken
-otherwise) is not evidence.
+otherwise) shows nothing.
 
 A slack is float64: a scalar, or one number for each element of a result, infinite where it jumps.
 """
@@ -21,7 +21,7 @@ HALF_NOISE_FACTOR = 8.0
 JUMP_SHARE = 1e-3
 """A response to one-ulp noise above this share of the scale is a jump, not rounding."""
 MAX_JUMP_SHARE = 0.5
-"""If more than this share of a result jumps, the call is not evidence."""
+"""If more than this share of a result jumps, the call shows nothing."""
 DOUBLE_OF = {
     torch.float32: torch.float64, torch.complex64: torch.complex128, torch.bfloat16: torch.float64,
     torch.float16: torch.float64,
@@ -45,7 +45,7 @@ def is_float8(dtype: torch.dtype) -> bool:
 
 
 def all_finite(x: Tensor) -> bool:
-    """Whether no element is infinite or NaN; floats of one byte are asked in double precision."""
+    """Whether no element is infinite or NaN; floats of one byte are converted first."""
     return bool((x.double() if is_float8(x.dtype) else x).isfinite().all())
 
 

@@ -104,7 +104,7 @@ class LocalTensorMode(TorchDispatchMode):
         self.in_flight: list[Any] = []
         self.joined = JoinedTensors()
         self.caught = CaughtErrors()
-        self.standing: int | None = None  # the rank as which torch's own code runs
+        self.as_rank: int | None = None  # the rank as which torch's own code runs
         self._paused = False
         self.answers: list[bool] | None = None  # of ranks, to whether their shards are equal
         self.tracing: Any = None  # the graph that `make_fx` is recording under this mode
@@ -258,7 +258,7 @@ class LocalTensorMode(TorchDispatchMode):
             for rank in ranks:
                 at(rank)
                 try:
-                    with self.standing_at(rank):
+                    with self.running_as(rank):
                         found[rank] = do(*args(rank))
                 except RuntimeError as error:
                     decompositions.refuse_lost_collective(error, "a collective in a function of one rank")
@@ -298,17 +298,17 @@ class LocalTensorMode(TorchDispatchMode):
             self._paused = before
 
     @contextmanager
-    def standing_at(self, rank: int | None) -> Iterator[None]:
+    def running_as(self, rank: int | None) -> Iterator[None]:
         """While inside, `get_rank()` is that rank: for code that runs as one rank with the same meaning on all."""
-        before, self.standing = self.standing, rank
+        before, self.as_rank = self.as_rank, rank
         try:
             yield
         finally:
-            self.standing = before
+            self.as_rank = before
 
     def rank(self) -> int | torch.SymInt:
-        """The number of each rank; that of `standing_at` while inside it."""
-        return rank_int(np.arange(self.world), self.everyone.held) if self.standing is None else self.standing
+        """The number of each rank; that of `running_as` while inside it."""
+        return rank_int(np.arange(self.world), self.everyone.held) if self.as_rank is None else self.as_rank
 
     def check_not_in_flight(self, x: Tensor, op: str) -> None:
         """Raises `BufferReused` if an unfinished collective reads or writes this tensor's memory."""

@@ -24,7 +24,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -122,9 +121,7 @@ class Pool:
     def __enter__(self) -> "Pool":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property
@@ -133,7 +130,7 @@ class Pool:
         return tuple(member.pid for member in self._group.members) if self._group else ()
 
     def _ready_group(self) -> WorkerGroup:
-        if self._group and not self._group.fit():
+        if self._group and not self._group.is_usable():
             self._dismiss()
         if self._group is None:
             self._group = WorkerGroup(self.ranks, self.backend)
@@ -304,6 +301,7 @@ def _reports_lost_peer(raised: Raised) -> bool:
 
 
 def check_gpus(ranks: int) -> None:
+    """Raises `TooFewGpus` unless this machine has a GPU for each rank."""
     if _gpu_count() < ranks:
         raise TooFewGpus(ranks, _gpu_count())
 

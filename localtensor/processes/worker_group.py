@@ -212,11 +212,11 @@ class WorkerGroup:
         self._fence = all(fences)
         if self._fence:
             for member in self.members:
-                with contextlib.suppress(OSError):  # it died since: `fit` reports it
+                with contextlib.suppress(OSError):  # it died since: `is_usable` reports it
                     member.jobs.send_bytes(FENCE)
         return self._fence or all(reply.steps and reply.steps[0] == reply.steps[1] for reply in present)
 
-    def fit(self) -> bool:
+    def is_usable(self) -> bool:
         """Whether all ranks are alive, and the fence after the last call, if there was one, has held."""
         if not self.owned_here():
             return False

@@ -127,7 +127,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Imports torch and the engine where there are rank tests: else their seconds would be those of the first test."""
+    """Imports torch and what runs ranks where there are rank tests: else their seconds would be those of the first test."""
     tests = session.items if not session.config.option.collectonly else []
     if any(rank_marks.PLAN in item.stash or "world" in getattr(item, "fixturenames", ()) for item in tests):
         with contextlib.suppress(ImportError):  # the first rank test says what is missing
@@ -275,12 +275,8 @@ def comms_snapshot(request: pytest.FixtureRequest) -> comms_fixtures.CommsSnapsh
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
     """The lines in which the communication differs from its snapshot."""
-    for snapshot, other in ((left, right), (right, left)):
-        if (
-            op == "=="
-            and isinstance(snapshot, comms_fixtures.CommsSnapshot)
-            and isinstance(other, comms_fixtures.Comms)
-        ):
+    for snapshot, ran in ((left, right), (right, left)) if op == "==" else ():
+        if isinstance(snapshot, comms_fixtures.CommsSnapshot) and isinstance(ran, comms_fixtures.Comms):
             return ["the communication differs from its snapshot", *snapshot.differences]
     return None
 

@@ -144,7 +144,7 @@ def subtests_counted(config: pytest.Config) -> Iterator[Callable[[], None]]:
 
 
 def trim_traceback(error: Caught) -> Caught:
-    """The same exception, without the frames of its traceback that led from the engine to the user's code.
+    """The same exception, without the frames of its traceback that led from this package to the user's code.
 
     An error of this project is about the user's lines: no other frame stays.  Any other exception that passed no user
     code keeps all its frames.

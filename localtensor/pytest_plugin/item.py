@@ -154,12 +154,12 @@ class RankTest:
         try:
             if plan.on == "threads":
                 with self._recorded() as recorder:
-                    given = (program.live, plan.ranks, schedule, plan.seed, seconds)
+                    given = (program.run_rank, plan.ranks, schedule, plan.seed, seconds)
                     ran = run_in_threads(*given, observer=recorder)
             else:
                 from localtensor.processes.forked import run_forked
 
-                run_forked(program.live, plan.ranks, plan.on, plan.seed, seconds, self._failure_text)
+                run_forked(program.run_rank, plan.ranks, plan.on, plan.seed, seconds, self._failure_text)
                 return None, None
         except LocalTensorError as fault:
             error, fault_first = first_cause(program.cause_of(fault), plan.ranks, expected_by_xfail(self.item))

@@ -226,7 +226,7 @@ _CLEANUPS = "_cleanups"  # of a unittest's test case
 class RankBody:
     """The program that each rank runs once."""
 
-    item: Any
+    item: pytest.Function
     plan: RankPlan
     function: Callable[..., Any]
     args: Sequence[Any]
@@ -237,17 +237,17 @@ class RankBody:
     failed: dict[int, BaseException] = field(default_factory=dict)  # failed with fixtures left to tear down
     done: set[int] = field(default_factory=set)
 
-    def live(self, rank: int) -> object:
+    def run_rank(self, rank: int) -> object:
         """Runs one rank: its fixtures, the body, and the teardown of the fixtures."""
         if self.plan.on == "threads":
             with self.of_thread.entered():
-                return self._live(rank)
+                return self._run_rank(rank)
         with subtests_counted(self.item.config) as raise_failed:
-            value = self._live(rank)
+            value = self._run_rank(rank)
             raise_failed()
             return value
 
-    def _live(self, rank: int) -> object:
+    def _run_rank(self, rank: int) -> object:
         copies: dict[int, Any] = {}  # one memo for all values, so that an optimizer keeps the weights of its model
         own = _own_instance(self.item.instance, copies)
         loop = RankEventLoop()

@@ -75,7 +75,7 @@ class ThreadState:
         """While inside, another thread has this state, where it has none of its own."""
         own = contextvars.copy_context()
         for variable, value in self.variables:
-            if variable not in own:  # else it is the engine's
+            if variable not in own:  # else it is the rank's own
                 variable.set(value)
         decimal.setcontext(self.precision.copy())
         before = torch.is_autocast_cache_enabled()

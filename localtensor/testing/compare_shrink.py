@@ -64,16 +64,16 @@ def smallest(
     program: programs.TrainingProgram,
     start: programs.Start,
     found: Divergence,
-    judge: Callable[[programs.TrainingProgram], Divergence | None],
+    divergence_of: Callable[[programs.TrainingProgram], Divergence | None],
 ) -> Smaller:
-    """The smallest of the programs tried for which `judge` finds the same divergence as `found`."""
+    """The smallest of the programs tried for which `divergence_of` finds the same divergence as `found`."""
     best, until, progress = Smaller(program, (), found), time.monotonic() + SHRINK_SECONDS, True
     while progress and time.monotonic() < until:
         progress = False
         for attempt in _attempts(best, programs.start_of(best.program) if best.words else start, found):
             if time.monotonic() > until:
                 break
-            shown = _shown(attempt.program, found, judge)
+            shown = _shown(attempt.program, found, divergence_of)
             if shown is not None:
                 best, progress = replace(attempt, found=shown), True
                 break
@@ -81,11 +81,13 @@ def smallest(
 
 
 def _shown(
-    program: programs.TrainingProgram, found: Divergence, judge: Callable[[programs.TrainingProgram], Divergence | None]
+    program: programs.TrainingProgram,
+    found: Divergence,
+    divergence_of: Callable[[programs.TrainingProgram], Divergence | None],
 ) -> Divergence | None:
     """The divergence of the program, if it is the same."""
     try:
-        other = judge(program)
+        other = divergence_of(program)
     except Exception:  # why: a program that was cut may fail in any way, and is not taken then
         return None
     return other if other is not None and _what_counts(other) == _what_counts(found) else None

@@ -234,6 +234,7 @@ def tensor_uses(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:
+    """The tensors of an argument: of itself, or of nested lists and tuples."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):

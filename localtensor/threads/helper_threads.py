@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import thread as pool_threads
 from contextlib import ExitStack, contextmanager
-from types import FrameType, ModuleType, TracebackType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -99,9 +99,7 @@ class RankLock:
     def __enter__(self) -> bool:
         return self.acquire()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
     def __reduce__(self) -> str:

@@ -130,6 +130,7 @@ def leave_groups(world: RankWorld) -> dict[str, MadeGroup]:
 
 
 def init_default_group(world: RankWorld, shown: str) -> None:
+    """Make the default group of a rank, of all ranks; `shown` is the backend that the program asks for."""
     simulation = world.simulation
     hook = sys.excepthook
     try:

@@ -185,6 +185,7 @@ def user_traceback(trace: TracebackType | None) -> TracebackType | None:
 
 
 def skip_test(why: object) -> NoReturn:
+    """Raises `unittest.SkipTest`; pytest shows the line that calls it."""
     __tracebackhide__ = True
     raise unittest.SkipTest(str(why))
 
@@ -236,6 +237,7 @@ class SuiteOptions:
     timeout: float | None = TIMEOUT
 
     def order(self) -> Schedule:
+        """A new schedule of that text."""
         return round_robin() if self.schedule == "round_robin" else replay(self.schedule)
 
 
@@ -261,7 +263,7 @@ def run_ranks(body: Callable[[RankProcess], Any], ranks: int, how: SuiteOptions,
     def run_rank(rank: int) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()  # a process begins without one
-        for name in torchrun_environment(rank, ranks):  # which who spawns processes does not set
+        for name in torchrun_environment(rank, ranks):  # a spawned process has none of these
             os.environ.pop(name, None)
         os.environ.update(outside)
         process = processes[rank]
@@ -307,6 +309,7 @@ def needs_fallback(result: SuiteResult) -> bool:
 
 
 def warn_fallback(why: str) -> None:
+    """Warns, at the line of the caller's caller, that torch's own ranks run."""
     warnings.warn(f"this test runs on ranks of torch's own: {why}", TorchsOwnWay, stacklevel=3)
 
 

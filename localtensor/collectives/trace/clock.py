@@ -4,7 +4,7 @@ Compute is what `Rates` make of the counted operations and bytes, in the order i
 starts when its last rank has called it and the group's earlier one has ended, and takes what the latency-bandwidth model says;
 a rank goes on past a wait when that is over.  So a wait is as long as the ranks make it, and what overlaps does not cost.
 
-| call                         | seconds of p ranks, with m bytes that a rank has in the whole (see planner.steps.alpha_beta)     |
+| call                         | seconds of p ranks, with m bytes that a rank has in the whole (see `localtensor.layout.links`)   |
 |------------------------------|--------------------------------------------------------------------------------------------------|
 | all_reduce, all_gather, ...  | as the planner prices them                                                                       |
 | broadcast, reduce            | scatter and all_gather, or their reverse: as an all_reduce                                       |

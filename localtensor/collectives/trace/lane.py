@@ -7,16 +7,7 @@ from typing import Any
 
 from localtensor._util.events import Place
 from localtensor.collectives.rendezvous import Contribution
-from localtensor.collectives.trace.events import (
-    BACKWARD,
-    FORWARD,
-    MODULES,
-    OP,
-    PASS,
-    STEP,
-    Event,
-    Recording,
-)
+from localtensor.collectives.trace.events import BACKWARD, FORWARD, MODULES, OP, PASS, STEP, Event, Recording
 from localtensor.collectives.trace.memory import ACTIVATIONS, OTHER, STATE, Memory, MemoryOfRanks
 
 _MADE_INSIDE = {STEP: STATE, FORWARD: ACTIVATIONS, BACKWARD: ACTIVATIONS, PASS: ACTIVATIONS}

@@ -12,7 +12,6 @@ import torch
 
 PARAMETERS, GRADIENTS, STATE = "parameters", "gradients", "optimizer state"
 ACTIVATIONS, BUFFERS, OTHER = "activations", "buffers of collectives", "other"
-INPUTS = OTHER
 KINDS = (PARAMETERS, GRADIENTS, STATE, ACTIVATIONS, BUFFERS, OTHER)
 _STRONG = {PARAMETERS: 3, STATE: 2, GRADIENTS: 1}
 """Kinds that a tensor keeps, whatever it is used for later; of two the higher number stays."""
@@ -30,7 +29,7 @@ class Peak:
 
 
 class _Held(NamedTuple):
-    size: Any
+    size: int | _Ints
     kind: str
     module: str
 
@@ -65,9 +64,8 @@ class Memory:
         self._looked = 0
         self._held: dict[int, _Alive] = {}
         self._end = self.freed.append
-        self._forms: list[tuple[int, str, str, str]] = [
-            (0, OTHER, "", "")
-        ]  # size, kind, module, and the kind that it was before
+        # Size, kind, module, and the kind that it was before.
+        self._forms: list[tuple[int, str, str, str]] = [(0, OTHER, "", "")]
         self._numbers: dict[tuple[int, str, str, str], int] = {}
         self._peak: Peak | None = None  # once it is closed
 
@@ -239,7 +237,7 @@ class MemoryOfRanks:
         at = int(self._module_at_peak[rank])
         return Peak(int(self._peaks[rank]), by_kind, self._modules[at] if at >= 0 else "")
 
-    def hold(self, key: int, size: Any, kind: str, module: str) -> None:
+    def hold(self, key: int, size: int | _Ints, kind: str, module: str) -> None:
         """The ranks hold these bytes from now on; a key that they hold already gets this size, and keeps its kind."""
         before = self._held.get(key)
         if before is not None:
@@ -285,11 +283,11 @@ class MemoryOfRanks:
         """As `Memory.samples`."""
         return np.array(self._samples, np.int64)[1:]
 
-    def _add(self, size: Any, kind: str) -> None:
+    def _add(self, size: int | _Ints, kind: str) -> None:
         self._now += size
         self._kinds[kind] += size
 
-    def _keep_peaks(self, which: Any) -> None:
+    def _keep_peaks(self, which: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
         self._peaks[which] = self._now[which]
         for kind, sizes in self._kinds.items():
             self._kinds_at_peak[kind][which] = sizes[which]

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from localtensor._util.module_names import ModelNames, joined_name, plain_name
 from localtensor.collectives.trace.events import BACKWARD, FORWARD, STEP, Event
 from localtensor.collectives.trace.lane import Lane
-from localtensor.collectives.trace.memory import GRADIENTS, INPUTS, PARAMETERS, STATE
+from localtensor.collectives.trace.memory import GRADIENTS, OTHER, PARAMETERS, STATE
 
 Label = Callable[[Tensor, str], None]
 """A function of a tensor and the kind of memory that it is."""
@@ -86,7 +86,7 @@ class ModuleSpans:
             for parameter in module.parameters():
                 self._label(parameter, PARAMETERS)
             for x in _tensors(args):
-                self._label(x, INPUTS)
+                self._label(x, OTHER)
         event = self._lane.begin(FORWARD, name)
         if torch._C._current_autograd_node() is not None:
             event.note("again", "computed again for the backward pass")

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -37,9 +37,8 @@ class Traits(NamedTuple):
     handled: bool  # DTensor runs it by code of its own
     flops: Callable[..., int] | None
     simple: bool  # nothing but the bytes of its tensors counts
-    run: Callable[
-        ..., Any
-    ]  # the op; of one of aten what OpOverload calls, since a function of Python more takes longer
+    # The op; for one of aten what OpOverload calls, since one more Python function takes longer.
+    run: Callable[..., Any]
 
 
 _handlers_known = [len(_handlers)]
@@ -54,13 +53,14 @@ def forget_handlers() -> None:
 
 
 def traits_of_op(func: Op) -> Traits:
+    """The traits of an op, cached."""
     found = known_traits.get(id(func))
     if found is None:
-        found = known_traits[id(func)] = _newtraits_of_op(func)
+        found = known_traits[id(func)] = _read_traits(func)
     return found
 
 
-def _newtraits_of_op(func: Op) -> Traits:
+def _read_traits(func: Op) -> Traits:
     returns = func._schema.returns
     views = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
     makes = any(r.alias_info is None for r in returns)
@@ -77,7 +77,7 @@ def _newtraits_of_op(func: Op) -> Traits:
 _flops_known: dict[tuple[Any, ...], int] = {}
 
 
-def flops_of(traits: Traits, shapes: tuple[Any, ...], kwargs: Any, out: Any) -> int:
+def flops_of(traits: Traits, shapes: tuple[Any, ...], kwargs: Mapping[str, Any], out: object) -> int:
     """The operations of an op that has a formula, by the shapes of its arguments and results.
 
     Those of equal shapes are computed once: some formulas of torch call one that walks through trees.

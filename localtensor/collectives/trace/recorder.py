@@ -18,7 +18,7 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
@@ -27,8 +27,9 @@ import torch
 import torch.distributed.checkpoint.state_dict_saver as checkpoint_saver
 from torch import Tensor
 from torch.distributed.tensor import _api, _dispatch, _redistribute
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-from localtensor._util.call_sites import place_of_error, place_of_frame
+from localtensor._util.call_sites import Fn, place_of_error, place_of_frame
 from localtensor._util.events import Place
 from localtensor._util.patching import wrapped
 from localtensor.collectives.argument_checks import flat_tensors
@@ -165,7 +166,7 @@ class Recorder(RunObserver):
 
     # -- what torch does
 
-    def _implicit(self, original: Callable[..., Any], local: Tensor, source: Any, target: Any, **named: Any) -> Any:
+    def _implicit(self, original: Fn, local: Tensor, source: DTensorSpec, target: DTensorSpec, **named: Any) -> Any:
         lane, ops = self._watched.lane, self._watched.ops
         if lane is None or (change := _change(source, target)) is None:
             return original(local, source, target, **named)
@@ -178,7 +179,7 @@ class Recorder(RunObserver):
             ops.moved[id(local)] = done
         return done
 
-    def _of_gradient(self, original: Callable[..., Any], local: Tensor, source: Any, target: Any, **named: Any) -> Any:
+    def _of_gradient(self, original: Fn, local: Tensor, source: DTensorSpec, target: DTensorSpec, **named: Any) -> Any:
         lane, ops = self._watched.lane, self._watched.ops
         if lane is None or (change := _change(source, target)) is None:
             return original(local, source, target, **named)
@@ -187,7 +188,7 @@ class Recorder(RunObserver):
         with _redistribution(lane, events.IMPLICIT, reason, place, local, source, change), ops or nullcontext():
             return original(local, source, target, **named)
 
-    def _written(self, original: Callable[..., Any], local: Tensor, source: Any, target: Any, **named: Any) -> Any:
+    def _written(self, original: Fn, local: Tensor, source: DTensorSpec, target: DTensorSpec, **named: Any) -> Any:
         lane = self._watched.lane
         if lane is None or (change := _change(source, target)) is None:
             return original(local, source, target, **named)
@@ -196,7 +197,7 @@ class Recorder(RunObserver):
         with _redistribution(lane, events.WRITTEN, reason, place, local, source, change):
             return original(local, source, target, **named)
 
-    def _backward(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def _backward(self, original: Fn, *args: Any, **named: Any) -> Any:
         lane, modules = self._watched.lane, self._watched.modules
         if lane is None or modules is None:
             return original(*args, **named)
@@ -207,7 +208,7 @@ class Recorder(RunObserver):
             finally:
                 modules.end_backward(outer)
 
-    def _save(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def _save(self, original: Fn, *args: Any, **named: Any) -> Any:
         lane = self._watched.lane
         if lane is None or lane.inside(events.SAVE) is not None:  # a distributed checkpoint is saved by torch.save
             return original(*args, **named)
@@ -215,7 +216,7 @@ class Recorder(RunObserver):
         with lane.span(events.SAVE, name, place_of_frame(sys._getframe(2))):
             return original(*args, **named)
 
-    def _resize(self, original: Callable[..., Any], storage: torch.UntypedStorage, *args: Any) -> Any:
+    def _resize(self, original: Fn, storage: torch.UntypedStorage, *args: Any) -> Any:
         done = original(storage, *args)
         if self._watched.ops is not None:
             self._watched.ops.resized(storage)
@@ -241,7 +242,7 @@ class Recorder(RunObserver):
             gc.callbacks.remove(collecting)
 
 
-def _change(source: Any, target: Any) -> tuple[str, str] | None:
+def _change(source: DTensorSpec, target: DTensorSpec) -> tuple[str, str] | None:
     """The placements before and after a redistribution; None if it does not change them.
 
     Most that do not have the same text, and torch's == of two kinds is slow.
@@ -253,7 +254,7 @@ def _change(source: Any, target: Any) -> tuple[str, str] | None:
 
 
 def _redistribution(
-    lane: Lane, kind: str, reason: str, place: Place | None, local: Tensor, source: Any, change: tuple[str, str]
+    lane: Lane, kind: str, reason: str, place: Place | None, local: Tensor, source: DTensorSpec, change: tuple[str, str]
 ) -> Span:
     """The span of a redistribution of a spec by this change."""
     moved, spec = _moved_texts(change, source.mesh.mesh_dim_names, tuple(source.mesh.shape), source.shape, local.dtype)

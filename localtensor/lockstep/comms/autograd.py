@@ -46,8 +46,8 @@ class CollectiveCall:
                 raise AnotherMode(self.name, origin(sys._getframe(1)).place)
             if self.mode.in_flight:
                 self.mode.check_read(x, self.name)
-        brought = CallArguments(list(tensors), [], op=self.op, root=self.root)
-        collectives.check_arguments(self.name if self.name in _CHECKED_CALLS else "", brought, self.family)
+        arguments = CallArguments(list(tensors), [], op=self.op, root=self.root)
+        collectives.check_arguments(self.name if self.name in _CHECKED_CALLS else "", arguments, self.family)
 
     def value(self, x: Tensor) -> StackedValue:
         """The stacked value of a tensor."""
@@ -63,19 +63,19 @@ class CollectiveCall:
 
     def as_ranks_do(self, name: str, tensors: Sequence[Tensor]) -> list[StackedValue]:
         """The result by the function that serves rank threads, which also raises the errors."""
-        brought = CallArguments(list(tensors), list(tensors), op=self.op, root=self.root)
-        return c10d_kernels.run_rank_by_rank(self.mode, COLLECTIVE_OPS[name], brought, self.family)
+        arguments = CallArguments(list(tensors), list(tensors), op=self.op, root=self.root)
+        return c10d_kernels.run_rank_by_rank(self.mode, COLLECTIVE_OPS[name], arguments, self.family)
 
 
 _CHECKED_CALLS = frozenset({"all_reduce", "reduce", "broadcast", "scatter", "reduce_scatter", "reduce_scatter_tensor"})
 
 
-def apply_linear(call: CollectiveCall, x: Tensor, done: ValueFunction, undone: ValueFunction) -> LocalTensor:
-    """The linear function `done` of all ranks' tensors; `undone` is its adjoint."""
+def apply_linear(call: CollectiveCall, x: Tensor, linear: ValueFunction, adjoint: ValueFunction) -> LocalTensor:
+    """The linear function `linear` of all ranks' tensors; `adjoint` is its adjoint."""
     if not call.wants_gradient(x):
         with plain_dispatch():
-            return call.wrapped(done(call.value(x)))
-    found: LocalTensor = _Linear.apply(call, done, undone, x)
+            return call.wrapped(linear(call.value(x)))
+    found: LocalTensor = _Linear.apply(call, linear, adjoint, x)
     return found
 
 
@@ -87,17 +87,19 @@ def _fill_missing_gradients(value: StackedValue, like: StackedValue) -> StackedV
 
 class _Linear(Function):
     @staticmethod
-    def forward(ctx: Any, call: CollectiveCall, done: ValueFunction, undone: ValueFunction, x: Tensor) -> LocalTensor:
-        ctx.described = call, done, undone
+    def forward(
+        ctx: Any, call: CollectiveCall, linear: ValueFunction, adjoint: ValueFunction, x: Tensor
+    ) -> LocalTensor:
+        ctx.described = call, linear, adjoint
         with plain_dispatch():
             ctx.like = collectives.zeros_like(call.value(x))
-            return call.wrapped(done(call.value(x)))
+            return call.wrapped(linear(call.value(x)))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> object:
-        call, done, undone = ctx.described
+        call, linear, adjoint = ctx.described
         like = ctx.like
-        back = apply_linear(call, grad, lambda value: _fill_missing_gradients(undone(value), like), done)
+        back = apply_linear(call, grad, lambda value: _fill_missing_gradients(adjoint(value), like), linear)
         return None, None, None, back
 
 
@@ -142,28 +144,28 @@ class _SelectTensors(Function):
         return None, None, None, *back
 
 
-def apply_linear_to_lists(call: CollectiveCall, tensors: Sequence[Tensor], done: ListsFunction) -> list[LocalTensor]:
-    """The function `done` of lists of tensors, which is its own adjoint."""
+def apply_linear_to_lists(call: CollectiveCall, tensors: Sequence[Tensor], linear: ListsFunction) -> list[LocalTensor]:
+    """The linear function `linear` of lists of tensors, which is its own adjoint."""
     if not any(call.wants_gradient(x) for x in tensors):
         with plain_dispatch():
-            return [call.wrapped(value) for value in done([call.value(x) for x in tensors])]
-    return list(_LinearLists.apply(call, done, *tensors))
+            return [call.wrapped(value) for value in linear([call.value(x) for x in tensors])]
+    return list(_LinearLists.apply(call, linear, *tensors))
 
 
 class _LinearLists(Function):
     @staticmethod
-    def forward(ctx: Any, call: CollectiveCall, done: ListsFunction, *tensors: Tensor) -> tuple[LocalTensor, ...]:
-        ctx.described = call, done
+    def forward(ctx: Any, call: CollectiveCall, linear: ListsFunction, *tensors: Tensor) -> tuple[LocalTensor, ...]:
+        ctx.described = call, linear
         with plain_dispatch():
             ctx.likes = [collectives.zeros_like(call.value(x)) for x in tensors]
-            return tuple(call.wrapped(value) for value in done([call.value(x) for x in tensors]))
+            return tuple(call.wrapped(value) for value in linear([call.value(x) for x in tensors]))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> object:
-        call, done = ctx.described
+        call, linear = ctx.described
         likes = ctx.likes
 
         def filled(values: list[StackedValue]) -> list[StackedValue]:
-            return [_fill_missing_gradients(value, like) for value, like in zip(done(values), likes, strict=True)]
+            return [_fill_missing_gradients(value, like) for value, like in zip(linear(values), likes, strict=True)]
 
         return None, None, *apply_linear_to_lists(call, grads, filled)

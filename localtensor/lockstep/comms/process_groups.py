@@ -71,16 +71,16 @@ class LockstepGroup(dist.ProcessGroup):
 
     def rank(self) -> Any:
         """The position of each rank in its group, -1 outside of all."""
-        if self.mode.standing is not None:
-            return int(self.places()[self.mode.standing])
+        if self.mode.as_rank is not None:
+            return int(self.places()[self.mode.as_rank])
         return rank_int(self.places(), self.mode.everyone.held)
 
     def size(self) -> Any:
         """The number of ranks in each rank's group."""
         if self.family.matrix is not None:
             return self.family.matrix.shape[1]
-        if self.mode.standing is not None:
-            return int(self.family.sizes()[self.mode.standing])
+        if self.mode.as_rank is not None:
+            return int(self.family.sizes()[self.mode.as_rank])
         return rank_int(self.family.sizes(), self.mode.everyone.held)
 
 
@@ -103,7 +103,7 @@ class GroupRankMap(Mapping[Any, Any]):
         group, queried = self.group, rank_values(rank, self.group.mode.world)
         if queried is None:
             inside = 0 <= int(rank) < group.mode.world and bool(group.places()[int(rank)] >= 0)
-            return inside or int(rank) == group.mode.standing
+            return inside or int(rank) == group.mode.as_rank
         held = rank.node.held
         mine, queried = (
             (np.arange(group.mode.world), queried) if held is None else (np.flatnonzero(held), queried[held])
@@ -115,8 +115,8 @@ class GroupRankMap(Mapping[Any, Any]):
         family = self.group.family
         if len(family.groups) == 1:
             return iter(family.groups[0])
-        if self.group.mode.standing is not None:
-            return iter(family.group_of(self.group.mode.standing))
+        if self.group.mode.as_rank is not None:
+            return iter(family.group_of(self.group.mode.as_rank))
         if family.matrix is None:
             raise BadGroup(
                 "get_process_group_ranks",
@@ -155,9 +155,8 @@ def _foreign_group_error(group: object) -> BadGroup:
 class LockstepWorld(IndependentWorld):
     """The process groups of one mode."""
 
-    default_pg: Any = (
-        None  # an attribute, where torch has a property: each call of torch.distributed reads it several times
-    )
+    # An attribute, where torch has a property: each call of torch.distributed reads it several times.
+    default_pg: Any = None
 
     def __init__(self, mode: Mode, serial: int) -> None:
         super().__init__()
@@ -283,7 +282,7 @@ class RankLists:
         return root
 
 
-def resolve_group(mode: Any, group: Any) -> LockstepGroup | RankLists:
+def resolve_group(mode: Mode, group: Any) -> LockstepGroup | RankLists:
     """The groups of a collective, given as a process group, its name, a mesh of one axis, (mesh, axis), or lists.
 
     None is all ranks.  Raises `BadGroup` for a group of another mode, and for a mesh without that axis or with several.
@@ -302,7 +301,7 @@ def resolve_group(mode: Any, group: Any) -> LockstepGroup | RankLists:
     elif hasattr(group, "get_group"):
         group = _group_of_mesh_axis(group, None)
     name = group if isinstance(group, str) else getattr(group, "group_name", None)
-    found: LockstepGroup | None = mode.groups.by_name.get(name)
+    found: LockstepGroup | None = mode.groups.by_name.get(name or "")
     if found is None:
         raise _foreign_group_error(group)
     return found

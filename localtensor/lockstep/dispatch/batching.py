@@ -23,12 +23,12 @@ BATCHING_RULES: dict[str, BatchingRule] = {}
 def batching_rule(*names: str) -> Callable[[BatchingRule], BatchingRule]:
     """Register the decorated function as the batching rule of these overloads."""
 
-    def keep(form: BatchingRule) -> BatchingRule:
+    def register(rule: BatchingRule) -> BatchingRule:
         for name in names:
-            BATCHING_RULES[f"aten::{name}"] = form
-        return form
+            BATCHING_RULES[f"aten::{name}"] = rule
+        return rule
 
-    return keep
+    return register
 
 
 def add_dims(x: Tensor, dims: int) -> Tensor:

@@ -218,6 +218,7 @@ def _asked(test: ast.expr, *, leads: bool) -> Iterator[tuple[ast.expr, bool]]:
 
 
 def is_at(node: ast.expr | ast.stmt, place: tuple[int, ...]) -> bool:
+    """Whether a node is at a place that `position` gives."""
     if len(place) == 1:
         return node.lineno == place[0]
     return (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == place
@@ -262,6 +263,7 @@ def _shares_lines(node: ast.stmt, text: str) -> bool:
 
 
 def are_calls_of(node: ast.AST, names: frozenset[str]) -> bool:
+    """Whether all calls within a node are of functions or methods with these names."""
     return all(_name_of(one.func) in names for one in ast.walk(node) if isinstance(one, ast.Call))
 
 
@@ -300,6 +302,11 @@ def branch_of(
     source: tuple[str, str],
     local: tuple[set[str] | None, set[str]],
 ) -> Branch | None:
+    """The statement as a `Branch`; None if its two ways cannot be run as functions.
+
+    `asked` are `leads` and whether the asking expression is part of another; `source` are the text and its file, `local`
+    the function's own variables (None in a module) and those of functions around it.
+    """
     own, free = local
     if not _is_fit(node, test, free) or _shares_lines(node, source[0]):
         return None

@@ -30,11 +30,7 @@ from localtensor.lockstep.patches.branch_effects import Effects, NoWrites
 from localtensor.lockstep.patches.branch_items import assignment_at, list_at
 from localtensor.lockstep.patches.branch_source import TEST, Branch, asking_frame, branch_at, names_read
 from localtensor.lockstep.patches.branch_values import UNSET, Variables, joined_with_gradients, narrowed, variable_on
-from localtensor.lockstep.patches.device_mesh import (
-    narrow_mode,
-    ranks_of_row,
-    without_other_modes,
-)
+from localtensor.lockstep.patches.device_mesh import narrow_mode, ranks_of_row, without_other_modes
 from localtensor.lockstep.patches.tracing import check_one_control_flow
 from localtensor.lockstep.values import formatting
 from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, by_value

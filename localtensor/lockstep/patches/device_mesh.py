@@ -42,7 +42,7 @@ def _building(mode: Mode, rank: int) -> Iterator[None]:
     if before is None:
         mode.groups.building = []
     try:
-        with mode.disable(), mode.standing_at(rank):
+        with mode.disable(), mode.running_as(rank):
             yield
     finally:
         mode.groups.building = before
@@ -98,11 +98,11 @@ def _places(mode: Mode, mesh: DeviceMesh) -> tuple[list[Any], Partition | None]:
 
 
 def _coordinate(mode: Mode, original: Fn, mesh: DeviceMesh) -> object:
-    return original(mesh) if mode.standing is not None else tuple(coordinates(mode, mesh))
+    return original(mesh) if mode.as_rank is not None else tuple(coordinates(mode, mesh))
 
 
 def _one_coordinate(mode: Mode, original: Fn, mesh: DeviceMesh, index: int) -> object:
-    return original(mesh, index) if mode.standing is not None else coordinates(mode, mesh)[index]
+    return original(mesh, index) if mode.as_rank is not None else coordinates(mode, mesh)[index]
 
 
 def _as_lowest(mode: Mode, original: Fn, mesh: DeviceMesh, *args: object, **kwargs: object) -> object:
@@ -120,7 +120,7 @@ def _all_submeshes(mode: Mode, original: Fn, mesh: DeviceMesh, name: str) -> obj
 
 
 def _tensor_of(mode: Mode, original: Fn, full_mesh: torch.Tensor, current_rank: int | None = None) -> object:
-    if mode.standing is not None or current_rank is not None or full_mesh.shape[0] == 1:
+    if mode.as_rank is not None or current_rank is not None or full_mesh.shape[0] == 1:
         return original(full_mesh, current_rank)
     with mode.disable():
         return mode.rank_map(lambda rank: original(full_mesh, rank))
@@ -177,7 +177,7 @@ def wait_for(value: Any) -> Any:
     return value
 
 
-def for_each_rank_group(mode: Mode, ints: Iterable[Any], do: Callable[[Narrowing], Any]) -> Any:
+def for_each_rank_group(mode: Mode, ints: Iterable[object], do: Callable[[Narrowing], Any]) -> Any:
     """The result of `do` for each rank; it runs once for each group of ranks with equal `ints`.
 
     Its argument is a function that narrows values of all ranks, tensors and ints, to the rank group.
@@ -191,9 +191,9 @@ def for_each_rank_group(mode: Mode, ints: Iterable[Any], do: Callable[[Narrowing
         return do(lambda value: value)
     found = []
     for row in range(held.rows):
-        kind = ranks_of_row(held, row)
-        with narrow_mode(mode, kind), without_other_modes(mode) if row else nullcontext():
-            found.append(do(lambda value, kind=kind: narrow_value(mode, value, kind)))  # type: ignore[misc]
+        members = ranks_of_row(held, row)
+        with narrow_mode(mode, members), without_other_modes(mode) if row else nullcontext():
+            found.append(do(lambda value, members=members: narrow_value(mode, value, members)))  # type: ignore[misc]
     return join_rank_groups(mode, found, held)
 
 
@@ -213,35 +213,37 @@ def without_other_modes(mode: Any) -> Iterator[None]:
 
 @lru_cache(1024)
 def ranks_of_row(held: Partition, row: int) -> Partition:
+    """The ranks of one row, as a partition of one row."""
     return partition(np.where(held.row_of == row, 0, NOWHERE), [1])
 
 
 @contextmanager
-def narrow_mode(mode: Mode, kind: Partition) -> Iterator[None]:
+def narrow_mode(mode: Mode, members: Partition) -> Iterator[None]:
     """While inside, the mode has only the ranks of this partition."""
     before = mode.everyone, mode.groups.only
-    mode.everyone = mode.groups.only = kind
+    mode.everyone = mode.groups.only = members
     try:
         yield
     finally:
         mode.everyone, mode.groups.only = before
 
 
-def narrow_value(mode: Mode, value: Any, kind: Partition) -> object:
+def narrow_value(mode: Mode, value: Any, members: Partition) -> object:
+    """A tensor, an int of each rank, or a list of them, on these ranks only; any other value itself."""
     if isinstance(value, LocalTensor):
         with torch._C._DisableTorchDispatch():
-            return wrap(*_value_on_ranks(StackedValue(value._cells, value._partition), kind), mode)
+            return wrap(*_value_on_ranks(StackedValue(value._cells, value._partition), members), mode)
     if is_rank_int(value):
-        held = kind.held if value.node.held is None else kind.held & value.node.held
+        held = members.held if value.node.held is None else members.held & value.node.held
         return rank_int(value.node.values, held)
     if type(value) in (list, tuple, torch.Size):
-        return (list if type(value) is list else tuple)(narrow_value(mode, item, kind) for item in value)
+        return (list if type(value) is list else tuple)(narrow_value(mode, item, members) for item in value)
     return value
 
 
-def _value_on_ranks(value: StackedValue, kind: Partition) -> StackedValue:
+def _value_on_ranks(value: StackedValue, members: Partition) -> StackedValue:
     """The values of these ranks, possibly as views."""
-    rows = np.where(kind.row_of >= 0, value.held.row_of, NOWHERE)
+    rows = np.where(members.row_of >= 0, value.held.row_of, NOWHERE)
     used, inverse = np.unique(rows[rows >= 0], return_inverse=True)
     row_of = np.full(len(rows), NOWHERE)
     row_of[rows >= 0] = inverse
@@ -250,12 +252,12 @@ def _value_on_ranks(value: StackedValue, kind: Partition) -> StackedValue:
     return StackedValue(cells, partition(row_of, [len(stack) for stack in stacks]))
 
 
-def keep_ranks(mode: Mode, x: object, kind: Partition | None) -> Any:
-    """A copy of a tensor on these ranks only; x itself if `kind` is None or x is no tensor."""
-    if kind is None or not isinstance(x, Tensor):
+def keep_ranks(mode: Mode, x: object, members: Partition | None) -> Any:
+    """A copy of a tensor on these ranks only; x itself if `members` is None or x is no tensor."""
+    if members is None or not isinstance(x, Tensor):
         return x
     with plain_dispatch():
-        return wrap(*select([stacked_value(mode, x)], np.where(kind.row_of >= 0, 0, NOWHERE)), mode)
+        return wrap(*select([stacked_value(mode, x)], np.where(members.row_of >= 0, 0, NOWHERE)), mode)
 
 
 def _check_alike(found: Sequence[Any], held: Partition) -> None:

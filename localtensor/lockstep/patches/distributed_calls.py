@@ -1,6 +1,6 @@
 """Functions of torch.distributed that depend on the rank, for all ranks at once.
 
-Most run unchanged.  Where torch's own code is right for the root, it runs as the root (`standing_at`); others are
+Most run unchanged.  Where torch's own code is right for the root, it runs as the root (`running_as`); others are
 replaced.  Point-to-point messages are refused, since in one control flow all ranks would send, but for `batch_isend_irecv`, in which each
 rank sends to a rank that receives from it.
 
@@ -100,7 +100,7 @@ def _root(options: dict[str, Any], name: str, otherwise: int | None = 0) -> int:
 
 def _as_root(mode: Mode, family: GroupFamily, root: int) -> AbstractContextManager[None]:
     members = family.groups[0]
-    return mode.standing_at(members[root] if 0 <= root < len(members) else members[0])
+    return mode.running_as(members[root] if 0 <= root < len(members) else members[0])
 
 
 def _run_as_root(name: str) -> Patch:
@@ -116,7 +116,7 @@ def _run_as_root(name: str) -> Patch:
 
 
 def _barrier(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
-    with mode.standing_at(mode.ranks[0]):
+    with mode.running_as(mode.ranks[0]):
         return original(*args, **kwargs)
 
 

@@ -26,7 +26,7 @@ from localtensor._util.call_sites import Fn
 from localtensor.lockstep.comms.collectives import select, stacked_value
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches import device_mesh, nn_modules, shard_offsets
-from localtensor.lockstep.patches.device_mesh import for_each_rank_group, keep_ranks, wait_for
+from localtensor.lockstep.patches.device_mesh import Narrowing, for_each_rank_group, keep_ranks, wait_for
 from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute
 from localtensor.lockstep.patches.shard_offsets import AnyShard, any_differs, own_chunk
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
@@ -64,7 +64,7 @@ def _select_split(
         return own_chunk(mode, tensor, shard.dim, num_chunks, indices, keep_order=keep_order)
     padding = options.get("with_padding", True)
 
-    def cut(of: Any) -> Any:
+    def cut(of: Narrowing) -> Any:
         whole = shard._split_tensor(of(tensor), num_chunks, with_padding=padding, contiguous=False)[0]
         return _select_by_index(mode, whole, of(index))
 
@@ -142,9 +142,9 @@ def _scatter(
     group = mesh.get_group(mesh_dim)
     members = group.family.groups[0]
     if not 0 <= group_src < len(members):
-        with mode.standing_at(members[0]):
+        with mode.running_as(members[0]):
             return original(output, scatter_list, mesh, mesh_dim, async_op, group_src=group_src)  # raises
-    with mode.standing_at(members[group_src]):
+    with mode.running_as(members[group_src]):
         return dist.scatter(output, scatter_list, group=group, async_op=async_op, group_src=group_src)
 
 
@@ -167,23 +167,23 @@ def _to_replicate(
     quick = type(shard) is Shard and type(local) is LocalTensor and isinstance(size, int) and size % mesh.size(mesh_dim)
     if quick and not (local.requires_grad and torch.is_grad_enabled()):
         return shard_offsets.gather_uneven(mode, local, shard.dim, size, mesh, mesh_dim)
-    return _to_replicate_by_kind(mode, original, shard, local, mesh, mesh_dim, current_logical_shape)
+    return _to_replicate_by_group(mode, original, shard, local, mesh, mesh_dim, current_logical_shape)
 
 
-_to_replicate_by_kind = by_rank_group(4, "current_logical_shape")
+_to_replicate_by_group = by_rank_group(4, "current_logical_shape")
 
 
 def _chunk_cat(mode: Mode, original: Fn, tensor: Tensor, num_chunks: int, narrow_dim: int, cat_dim: int = 0) -> Any:
     """Chunks along one dim concatenated along another, as for gathers and scatters on dims other than 0."""
 
-    def of_kind(of: Any) -> Any:
+    def on_group(of: Narrowing) -> Any:
         x, size = of(tensor), of(tensor.shape[narrow_dim])
         if narrow_dim == cat_dim or num_chunks < 2 or not size or size % num_chunks:
             return original(x, num_chunks, narrow_dim, cat_dim)
         apart = x.unflatten(narrow_dim, (num_chunks, size // num_chunks)).movedim(narrow_dim, cat_dim)
         return apart.flatten(cat_dim, cat_dim + 1)
 
-    return for_each_rank_group(mode, _sizes(tensor), of_kind)
+    return for_each_rank_group(mode, _sizes(tensor), on_group)
 
 
 # -- meshes that leave ranks out
@@ -192,10 +192,10 @@ def _chunk_cat(mode: Mode, original: Fn, tensor: Tensor, num_chunks: int, narrow
 def _shard(
     mode: Mode, original: Fn, shard: AnyShard, tensor: Tensor, mesh: DeviceMesh, *args: object, **kwargs: object
 ) -> object:
-    return _of_members(mode, _shard_by_kind(mode, original, shard, tensor, mesh, *args, **kwargs), mesh)
+    return _of_members(mode, _shard_by_group(mode, original, shard, tensor, mesh, *args, **kwargs), mesh)
 
 
-_shard_by_kind = by_rank_group(1, "tensor")
+_shard_by_group = by_rank_group(1, "tensor")
 
 
 def _replicate(

@@ -22,7 +22,7 @@ from localtensor.errors import NotTraceable
 from localtensor.layout.shards import chunk_bounds
 from localtensor.lockstep.comms.collectives import StackedValue, has_no_values, stacked_value
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
-from localtensor.lockstep.patches.device_mesh import for_each_rank_group, mesh_ranks
+from localtensor.lockstep.patches.device_mesh import Narrowing, for_each_rank_group, mesh_ranks
 from localtensor.lockstep.values.formatting import user_place
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.partition import NOWHERE, Array, by_value, partition
@@ -52,7 +52,7 @@ def shard_sizes_and_starts(size: int, cuts: tuple[Cut, ...], past: int) -> tuple
     return sizes, np.where(sizes > 0, starts, past)
 
 
-def even_size(size: Any, cuts: Sequence[Cut]) -> Any:
+def even_size(size: Int, cuts: Sequence[Cut]) -> Int | None:
     """The size of every shard of a dim with a symbolic size, if all are as long; else None."""
     chunks = math.prod(chunks for chunks, _ in cuts)
     if type(size) is int or any(stride for _, stride in cuts) or size % chunks != 0:
@@ -166,7 +166,7 @@ def _number(mode: Mode, values: Array, held: Array | None, like: Tensor) -> Loca
         return wrap((rows if len(rows) > 1 else rows[0],), partition(by_value(values, held).row_of, [len(rows)]), mode)
 
 
-def run_node(mode: Mode, func: Any, args: Args, kwargs: Kwargs) -> Tensor:
+def run_node(mode: Mode, func: object, args: Args, kwargs: Kwargs) -> Tensor:
     """A node of ours on the tensors of all ranks."""
     if func is torch.ops.localtensor.number_of_rank.default:
         return _number(mode, np.array(args[1]), mode.everyone.held, args[0])
@@ -267,7 +267,7 @@ def _merge_chunks(cell: Tensor, stacked: bool, dim: int, chunks: int, size: int)
 # -- shapes, as replacements of DTensor's functions
 
 
-def global_shape(mode: Mode, original: Fn, shape: Any, mesh: DeviceMesh, placements: Any) -> object:
+def global_shape(mode: Mode, original: Fn, shape: Sequence[Any], mesh: DeviceMesh, placements: Sequence[Any]) -> object:
     """The global shape: the sum of all ranks' sizes on the sharded dim, which torch gathers."""
     if len(placements) != 1 or mesh.ndim != 1 or not isinstance(placements[0], Shard):
         return original(shape, mesh, placements)
@@ -284,7 +284,7 @@ def global_shape(mode: Mode, original: Fn, shape: Any, mesh: DeviceMesh, placeme
 
 
 def shapes_and_offsets(
-    mode: Mode, original: Fn, global_shape: Sequence[Int], mesh_shape: Sequence[int], my_coordinate: Any, placements: Any,
+    mode: Mode, original: Fn, global_shape: Sequence[Int], mesh_shape: Sequence[int], my_coordinate: Any, placements: Sequence[Any],
     skip_offset: bool = False,
 ) -> object:  # fmt: skip
     """The shape of each rank's shard, and its offset in the whole tensor."""
@@ -295,7 +295,7 @@ def shapes_and_offsets(
     cut = {axis: _cut_of(placed, mesh_shape[axis]) for axis, placed in enumerate(placements) if _is_shard(placed)}
     if not any_differs(*(places[axis] for axis in cut)):
         return original(global_shape, mesh_shape, places, placements, skip_offset)
-    shape, offset = list(global_shape), [0] * len(global_shape)
+    shape, offset = list(global_shape), list[Int]([0] * len(global_shape))
     for dim in {placements[axis].dim for axis in cut}:
         axes = [axis for axis in cut if placements[axis].dim == dim]
         even = even_size(shape[dim], [cut[axis] for axis in axes]) if skip_offset else None
@@ -315,7 +315,7 @@ def _cut_of(placement: Placement, chunks: int) -> tuple[int, int]:
     return int(chunks), int(placement.split_factor) if isinstance(placement, _StridedShard) else 0
 
 
-def _entries_at(mode: Mode, tables: Sequence[Any], places: Sequence[Any]) -> list[Any]:
+def _entries_at(mode: Mode, tables: Sequence[Array], places: Sequence[Any]) -> list[Int]:
     """The entry of each rank in each table, by its coordinates."""
     index: list[Any] = []
     held = np.ones(mode.world, bool)
@@ -342,7 +342,7 @@ def strided_size(
     offset_mode = next(iter((*offsets, *named.values())), None)
     wants_all = offset_mode is False or getattr(offset_mode, "name", "") == "ALL"
 
-    def of_kind(of: Any) -> Any:
+    def on_group(of: Narrowing) -> Any:
         size, place = of(curr_local_size), of(rank)
         if not is_rank_int(place) or wants_all:
             return for_each_rank_group(
@@ -352,10 +352,11 @@ def strided_size(
         own, first = _entries_at(mode, (sizes, starts), [place])
         return own, None if getattr(offset_mode, "name", "") == "NONE" else first
 
-    return for_each_rank_group(mode, [curr_local_size], of_kind)
+    return for_each_rank_group(mode, [curr_local_size], on_group)
 
 
 def length(mode: Mode, original: Fn, sharded_indices: Sequence[Tensor], rank: Int) -> object:
+    """The number of indices of each rank's strided shard."""
     if not is_rank_int(rank):
         return original(sharded_indices, rank)
     return _entries_at(mode, [np.array([len(one) for one in sharded_indices])], [rank])[0]

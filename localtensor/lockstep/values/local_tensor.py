@@ -48,7 +48,7 @@ class Mode(Protocol):
     in_flight: list[Any]
     joined: Any
     caught: Any
-    standing: int | None
+    as_rank: int | None
     recorder: Any
     tracing: Any
     answers: list[bool] | None
@@ -57,7 +57,7 @@ class Mode(Protocol):
     def gather(self, values: Mapping[int, Tensor]) -> LocalTensor: ...
     def rank_map(self, make: Callable[[int], Tensor]) -> LocalTensor: ...
     def disable(self) -> AbstractContextManager[None]: ...
-    def standing_at(self, rank: int | None) -> AbstractContextManager[None]: ...
+    def running_as(self, rank: int | None) -> AbstractContextManager[None]: ...
     def check_not_in_flight(self, x: Tensor, op: str) -> None: ...
     def check_read(self, x: Tensor, op: str) -> None: ...
 
@@ -225,11 +225,11 @@ class LocalTensor(Tensor):
             with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
                 alone = isinstance(self, torch.nn.Parameter)  # torch copies the memory of each weight by itself
                 cells, memory = (tuple(x.clone() for x in self._cells), None) if alone else shared_cells(self, memo)
-            twin = memo[id(self)] = wrap(cells, self._partition, self._mode, memory)
-            twin.requires_grad_(self.requires_grad)
-            twin.__dict__.update(copy.deepcopy(self._extra(), memo))
+            copied = memo[id(self)] = wrap(cells, self._partition, self._mode, memory)
+            copied.requires_grad_(self.requires_grad)
+            copied.__dict__.update(copy.deepcopy(self._extra(), memo))
             if self.grad is not None:
-                twin.grad = copy.deepcopy(self.grad, memo)
+                copied.grad = copy.deepcopy(self.grad, memo)
         found: LocalTensor = memo[id(self)]
         return found
 

@@ -71,6 +71,7 @@ def compare(
     mesh         the mesh axes and their sizes, as {"dp": 2, "tp": 2}
     loss         from the model's output to a scalar; without it only the forward pass is compared
     optimizer    from the parameters to an optimizer, as torch.optim.AdamW
+    steps        steps of training, each on a global batch that `batch` makes
     batch_axes   the mesh axes along which each rank gets its rows of the batch: those named dp, fsdp, data and the like
     shrink       whether a divergence is also looked for in smaller programs, for a minute at most; the report names the smallest
     progress     called with the name of each run before it starts
@@ -207,7 +208,6 @@ def compare_functions(
     for argument, value in (("reference", reference), ("parallel", parallel), ("inputs", inputs)):
         _check_callable("compare_functions", argument, value)
     takes_mesh = "mesh" in inspect.signature(parallel).parameters
-
     made = partial(programs.parallel_function, parallel, takes_mesh=takes_mesh)
     return compare(
         partial(programs.FunctionModel, reference),

@@ -141,7 +141,7 @@ class Sides:
         return slack
 
     def _where_the_gradient_vanishes(self, key: Key, slack: Tensor) -> Tensor:
-        """Optimizers that divide by the gradient's size may move such an element either way: it is no evidence."""
+        """Optimizers that divide by the gradient's size may move such an element either way: it shows nothing."""
         for step in range(key.step + 1):
             gradient = Key(step, "gradient", key.name)
             if gradient in self.reference.seen:

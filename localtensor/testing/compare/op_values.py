@@ -241,6 +241,7 @@ def _may_be(x: Tensor, want: Tensor) -> bool:
 
 
 def slack_of(want: Tensor) -> Tensor:
+    """How far an equal value may be away by its dtype alone, see `measured_slack`."""
     slack = measured_slack(want, ())
     return torch.zeros(()) if slack is None else slack
 

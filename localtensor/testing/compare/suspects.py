@@ -339,8 +339,8 @@ def wrong_dispatch(sides: Sides, op: Op) -> str:
     except (ValueError, TypeError):  # the ranks' calls differ, or a placement has no layout here, as P(max)
         return ""
     lazy.find_strategies()
-    judge = importlib.import_module("strategies.sweep.causes.single_call")  # it stands above this package
-    said: str = judge.wrong_call(made.func, args, kwargs, made.layouts, made.sizes)
+    single_call = importlib.import_module("strategies.sweep.causes.single_call")  # it stands above this package
+    said: str = single_call.wrong_call(made.func, args, kwargs, made.layouts, made.sizes)
     return said
 
 

@@ -38,18 +38,21 @@ def print_repr(value: object, printer: Printer, cycle: bool) -> None:
 
 
 def check_count(call: str, argument: str, value: object, least: int) -> None:
+    """Raises `BadDraw` unless it is an int of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         remedy = f"Pass a whole number from {least} up."
         raise BadDraw(call, argument, value, f"it is no whole number of at least {least}", remedy)
 
 
 def check_range(call: str, low: str, least: int, high: str, most: int) -> None:
+    """Raises `BadDraw` if nothing is between the least and the most."""
     if least > most:
         problem = f"it is more than {high}={most}, so nothing is between them"
         raise BadDraw(call, low, least, problem, f"Pass {low} <= {high}.")
 
 
 def check_dtype(call: str, value: object) -> None:
+    """Raises `BadDraw` unless it is one of `DTYPES`, or None."""
     if value is not None and value not in DTYPES:
         what = "it is not drawn here" if isinstance(value, torch.dtype) else "it is no torch.dtype"
         raise BadDraw(call, "dtype", value, what, f"Pass one of {', '.join(map(str, DTYPES))}, or None for any.")
@@ -63,6 +66,7 @@ def check_dtypes(call: str, values: Sequence[object]) -> None:
 
 
 def check_shape(call: str, value: object) -> None:
+    """Raises `BadDraw` unless it is a list or tuple of sizes, or None."""
     if value is None:
         return
     whole = isinstance(value, list | tuple) and all(isinstance(n, int) and not isinstance(n, bool) for n in value)
@@ -93,6 +97,7 @@ def check_mesh(call: str, value: object) -> None:
 
 
 def check_axis_names(call: str, names: object, most: int) -> None:
+    """Raises `BadDraw` unless these are different identifiers, at least `most` of them."""
     fine = isinstance(names, list | tuple) and all(isinstance(name, str) and name.isidentifier() for name in names)
     if not fine or len(set(names)) < most or len(set(names)) < len(names):  # type: ignore[call-overload,arg-type]  # fine: it is a list or a tuple
         problem = f"these are not {most} different names"
@@ -264,6 +269,7 @@ class Drawn:
 
 
 def no_gradient(call: str, dtype: torch.dtype) -> NoReturn:
+    """Raises `BadDraw`: no tensor of this dtype has a gradient."""
     problem = f"a tensor of {dtype} has no gradient"
     raise BadDraw(call, "requires_grad", True, problem, "Pass a floating or complex dtype, or requires_grad=False.")
 

@@ -15,7 +15,6 @@ The state of a module that is imported during the run is swapped from the next h
 
 import sys
 import warnings
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -203,9 +202,7 @@ class OutsideState(_State):
         self.save()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         held = _State()
         held.save()
         _load(self, held.flags, held.plain, held.owned, held.specials)

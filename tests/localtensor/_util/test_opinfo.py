@@ -31,8 +31,8 @@ def told(samples, most=8):
     return [(one.input, one.args, one.kwargs) for one in itertools.islice(samples, most)]
 
 
-def test_torch_still_has_the_parts_that_the_room_names(infos):
-    """Red here: torch has moved what the room names; samples then cost milliseconds again, or are all seeded alike."""
+def test_torch_still_has_the_parts_that_the_module_names(infos):
+    """Red here: torch has moved what the module names; samples then cost milliseconds again, or are all seeded alike."""
     assert all(map(callable, asks())) and len(opinfo._original_lookups()) == len(opinfo.LOOKUP_MODULES)
     assert iter(infos["add"].sample_inputs("cpu", torch.float32)).set_seed is True
 

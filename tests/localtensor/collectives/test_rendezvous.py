@@ -147,7 +147,7 @@ def number(value):
     return torch.tensor([float(value)])
 
 
-def heard(*source, **how):
+def received(*source, **how):
     x = torch.zeros(1)
     who = dist.recv(x, *source, **how)
     return who, x.item()
@@ -159,7 +159,7 @@ def test_messages_of_one_sender_and_tag_arrive_in_the_order_in_which_they_were_s
         works = [dist.isend(number(value), 1, tag=value % 2) for value in range(6)]
         assert all([work.wait() for work in works])
     else:
-        assert [heard(0, tag=tag)[1] for tag in (1, 0, 0, 1, 1, 0)] == [1.0, 0.0, 2.0, 3.0, 5.0, 4.0]
+        assert [received(0, tag=tag)[1] for tag in (1, 0, 0, 1, 1, 0)] == [1.0, 0.0, 2.0, 3.0, 5.0, 4.0]
 
 
 @pytest.mark.ranks(2, schedules=7)
@@ -169,8 +169,8 @@ def test_groups_do_not_hear_each_others_messages(rank):
         for work in [dist.isend(number(1), 1), dist.isend(number(2), 1, group=group)]:
             work.wait()
     else:
-        assert heard(group=group, group_src=0) == (0, 2.0)
-        assert heard(0) == (0, 1.0)
+        assert received(group=group, group_src=0) == (0, 2.0)
+        assert received(0) == (0, 1.0)
 
 
 def test_a_default_group_that_is_made_again_does_not_hear_what_was_sent_before():
@@ -178,7 +178,7 @@ def test_a_default_group_that_is_made_again_does_not_hear_what_was_sent_before()
         work = dist.isend(number(1), 1) if dist.get_rank() == 0 else dist.barrier
         dist.destroy_process_group()
         dist.init_process_group()
-        heard(0) if dist.get_rank() else dist.barrier()
+        received(0) if dist.get_rank() else dist.barrier()
         return work
 
     with pytest.raises(Deadlock) as caught:
@@ -189,7 +189,7 @@ def test_a_default_group_that_is_made_again_does_not_hear_what_was_sent_before()
 @pytest.mark.ranks(4, schedules=7)
 def test_a_receive_from_any_says_who_it_was(rank):
     if rank == 0:
-        assert sorted(heard() for _ in range(3)) == [(1, 10.0), (2, 20.0), (3, 30.0)]
+        assert sorted(received() for _ in range(3)) == [(1, 10.0), (2, 20.0), (3, 30.0)]
     else:
         dist.send(number(rank * 10), 0)
 
@@ -197,7 +197,7 @@ def test_a_receive_from_any_says_who_it_was(rank):
 @pytest.mark.ranks(3)
 def test_a_receive_from_any_takes_the_tag_that_it_asks_for(rank):
     if rank == 0:
-        assert [heard(tag=2), heard(tag=1)] == [(2, 2.0), (1, 1.0)]
+        assert [received(tag=2), received(tag=1)] == [(2, 2.0), (1, 1.0)]
     else:
         assert dist.isend(number(rank), 0, tag=rank).wait()
 
@@ -210,7 +210,7 @@ def test_what_is_sent_is_what_the_tensor_was_at_the_send(rank):
         x.zero_()
         assert work.wait()
     else:
-        assert heard(0) == (0, 5.0)
+        assert received(0) == (0, 5.0)
 
 
 @pytest.mark.ranks(2)
@@ -227,11 +227,11 @@ def test_a_sender_that_went_on_may_write_what_it_has_sent(rank):
         assert x.item() == 5.0
 
 
-def test_of_several_that_wait_the_schedule_chooses_who_is_heard():
+def test_of_several_that_wait_the_schedule_chooses_whose_message_is_received():
     def program():
         posted = [dist.isend(number(dist.get_rank()), 0)] if dist.get_rank() else []
         dist.barrier()
-        return [heard()[0] for _ in range(3)] if not posted else posted[0].wait()
+        return [received()[0] for _ in range(3)] if not posted else posted[0].wait()
 
     orders = {tuple(lt.run(program, ranks=4, schedule=f"pct:{seed}:1")[0]) for seed in range(20)}
     assert len(orders) > 2 and {tuple(sorted(order)) for order in orders} == {(1, 2, 3)}

@@ -355,11 +355,11 @@ def test_the_number_of_ranks_is_in_the_digest():
         run(replay(schedule.text), (4, [[n % 2] for n in range(200)]))
 
 
-# -- the full examination, and the door
+# -- the conformance test, and the names of the package
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, "round_robin@9999#00000000", "pct:1:1"])
-def test_each_policy_passes_the_full_examination(policy):
+def test_each_policy_passes_the_conformance_test(policy):
     check_schedule(lambda: replay(policy), patience=None if policy.startswith("pct") else 200)
 
 

@@ -283,11 +283,11 @@ def test_finalisers_that_ask_in_the_midst_of_the_caches_own_lines_get_an_answer_
     cache, told = SingleFlightCache(name="handled", limit=1, sync=Impatient()), []
     whole = type(cache._table).make_space
 
-    def make_space(room, limit):
+    def make_space(table, limit):
         while len(told) < 3:
             told.append(None)
             told[-1] = cache.get("inner", lambda: "computed")
-        return whole(room, limit)
+        return whole(table, limit)
 
     monkeypatch.setattr(type(cache._table), "make_space", make_space)
     assert cache.get("outer", lambda: "kept") == "kept"

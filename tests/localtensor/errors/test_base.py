@@ -1,4 +1,4 @@
-"""What all errors share: five parts, one door, and that they survive the way to another process."""
+"""What all errors share: five parts, one package, and that they survive the way to another process."""
 
 import ast
 import copy
@@ -14,7 +14,7 @@ from localtensor._util.events import Call, Place, Wait
 from localtensor.errors import ProgramFault, base
 
 ROOT = Path(errors.__file__).parents[2]
-FUNCTIONS = {"refusal_sentence", "error_in_one_line"}  # what the door has beside classes
+FUNCTIONS = {"refusal_sentence", "error_in_one_line"}  # what the package has beside classes
 PACKAGES = ("localtensor", "strategies")
 
 

@@ -157,8 +157,8 @@ def test_a_refusal_word_for_word(name):
 
 
 def test_every_refusal_has_its_words_tested():
-    door = [getattr(errors, name) for name in errors.__all__]
-    public = {kind for kind in door if kind.__module__ == "localtensor.errors.runs"}
+    offered = [getattr(errors, name) for name in errors.__all__]
+    public = {kind for kind in offered if kind.__module__ == "localtensor.errors.runs"}
     assert public == {type(case.error) for case in [*CASES.values(), *LOCKSTEP.values()]}
 
 

@@ -62,7 +62,7 @@ def test_of_one_node_ranks_and_mesh_must_agree():
         plan(marks([ranks(3), mesh((2, 2))]))
 
 
-def test_each_keyword_is_heard_from_the_closest_mark_that_has_it():
+def test_each_keyword_is_taken_from_the_closest_mark_that_has_it():
     made = plan(marks([ranks(2, seed=7)], [ranks(4, seed=1, timeout=60, schedule="pct:1")]))
     assert (made.ranks, made.seed, made.timeout, made.schedule) == (2, 7, 60.0, "pct:1:3:1000")
 

@@ -23,8 +23,8 @@ def test_a_rank_returns_what_the_body_returns_and_awaits_what_is_to_be_awaited()
     async def later():
         return "awaited"
 
-    assert run_in_threads(program(lambda: 5).live, 2, round_robin(), 0, 60).values == (5, 5)
-    assert run_in_threads(program(later).live, 2, round_robin(), 0, 60).values == ("awaited", "awaited")
+    assert run_in_threads(program(lambda: 5).run_rank, 2, round_robin(), 0, 60).values == (5, 5)
+    assert run_in_threads(program(later).run_rank, 2, round_robin(), 0, 60).values == ("awaited", "awaited")
 
 
 def test_a_body_that_failed_before_its_fixtures_ended_the_run_is_the_cause():
@@ -53,7 +53,7 @@ def test_what_a_teardown_raises_is_noted_on_the_failure_of_the_body():
     definition = SimpleNamespace(func=fixture, argname="mine")
     made.item.fixturenames, made.item.funcargs = ["mine"], {"mine": DeferredFixture(definition, {})}
     with pytest.raises(RankRaised) as caught:
-        run_in_threads(made.live, 1, round_robin(), 0, 60)
+        run_in_threads(made.run_rank, 1, round_robin(), 0, 60)
     error = caught.value.errors[0]
     assert str(error) == "body"
     assert getattr(error, "__notes__", []) == ["and while the fixtures were torn down: KeyError: 'teardown'"]

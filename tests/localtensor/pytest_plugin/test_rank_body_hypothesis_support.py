@@ -22,7 +22,7 @@ def test_another_thread_speaks_to_the_same_example(x):
         seen.append(control.currently_in_test_context())
         with with_variables(values):
             seen.append(control.currently_in_test_context())
-            note("heard")
+            note("noted")
             assume(True)
 
     values = hypothesis_variables()

@@ -91,5 +91,5 @@ def test_a_tolerance_below_zero_is_refused():
         assert_same([1], [1], rtol=-1)
 
 
-def test_the_door_leads_here():
+def test_the_package_offers_it():
     assert lt.testing.assert_same is assert_same

@@ -157,7 +157,7 @@ def test_a_right_policy_passes():
     check_schedule(Planted)
 
 
-def test_the_door_names_what_it_has():
+def test_the_package_names_what_it_has():
     assert set(testing.__all__) <= set(dir(testing))
     with pytest.raises(AttributeError) as refused:
         testing.check_shedule  # noqa: B018  # the access is the call under test

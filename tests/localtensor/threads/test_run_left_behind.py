@@ -180,7 +180,7 @@ def process_state():
 
 @pytest.mark.parametrize("program", [good, *FAILING], ids=lambda fn: fn.__name__)
 def test_torch_and_the_process_are_as_they_were(program):
-    lt.run(good, ranks=2)  # what torch and Python set up at their first use is not on trial
+    lt.run(good, ranks=2)  # what torch and Python set up at their first use is not tested
     alive, before = threading.enumerate(), process_state()
     if program is good:
         lt.run(program, ranks=2)

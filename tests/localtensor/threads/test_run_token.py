@@ -9,14 +9,16 @@ from localtensor.threads.run_token import Abort, RunToken
 
 
 class Told:
-    """A baton over plain Python, and what it told: who handed over to whom, and whether it had to judge."""
+    """A baton over plain Python, and what it told: who handed over to whom, and whether it had to diagnose."""
 
     def __init__(self, ranks, schedule=None):
-        self.swaps, self.judged, self.log = [], 0, []
-        self.run_token = RunToken(ranks, schedule or round_robin(), lambda *pair: self.swaps.append(pair), self.judge)
+        self.swaps, self.diagnosed, self.log = [], 0, []
+        self.run_token = RunToken(
+            ranks, schedule or round_robin(), lambda *pair: self.swaps.append(pair), self.diagnose
+        )
 
-    def judge(self):
-        self.judged += 1
+    def diagnose(self):
+        self.diagnosed += 1
 
     def run(self, body):
         self.run_token.start(body)
@@ -33,7 +35,7 @@ def test_each_hand_over_is_told_from_the_first_to_nobody():
     told = Told(3)
     told.run(lambda rank: told.log.append((rank, told.run_token.holder)))
     assert told.swaps == [(None, 0), (0, 1), (1, 2), (2, None)]
-    assert told.log == [(0, 0), (1, 1), (2, 2)] and told.run_token.holder is None and told.judged == 0
+    assert told.log == [(0, 0), (1, 1), (2, 2)] and told.run_token.holder is None and told.diagnosed == 0
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -75,7 +77,7 @@ def test_who_blocks_runs_again_when_it_has_been_woken():
         told.log.append(rank)
 
     told.run(body)
-    assert sorted(told.log) == [0, 1, 2] and told.log[0] == 2 and told.judged == 0
+    assert sorted(told.log) == [0, 1, 2] and told.log[0] == 2 and told.diagnosed == 0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -97,7 +99,7 @@ def test_ranks_that_poll_do_not_keep_the_others_from_running(polling, seed):
     assert sorted(told.log) == list(range(polling))
 
 
-def test_when_everybody_waits_it_is_judged_once_and_all_are_ended():
+def test_when_everybody_waits_it_is_diagnosed_once_and_all_are_ended():
     told = Told(3)
 
     def body(rank):
@@ -108,13 +110,13 @@ def test_when_everybody_waits_it_is_judged_once_and_all_are_ended():
             raise
 
     told.run(body)
-    assert sorted(told.log) == [0, 1, 2] and told.judged == 1 and told.swaps[-1][1] is None
+    assert sorted(told.log) == [0, 1, 2] and told.diagnosed == 1 and told.swaps[-1][1] is None
 
 
-def test_when_the_last_that_could_wake_others_returns_it_is_judged():
+def test_when_the_last_that_could_wake_others_returns_it_is_diagnosed():
     told = Told(2)
     told.run(lambda rank: told.run_token.block(rank) if rank == 0 else None)
-    assert told.judged == 1 and told.run_token.aborting
+    assert told.diagnosed == 1 and told.run_token.aborting
 
 
 def test_no_call_gets_through_once_a_run_is_over():

@@ -62,10 +62,10 @@ def test_schedules_do_change_who_runs_when():
 
 
 def first_come():
-    """Who is heard first depends on who runs first."""
+    """Whose message comes first depends on who runs first."""
     if dist.get_rank() == 0:
-        heard = [torch.zeros(1) for _ in range(3)]
-        return [dist.recv(each) for each in heard]
+        received = [torch.zeros(1) for _ in range(3)]
+        return [dist.recv(each) for each in received]
     dist.send(torch.ones(1), 0)
     return None
 
@@ -92,20 +92,20 @@ def error_of(program, schedule):
     return None
 
 
-def wrong_if_two_is_heard_first():
-    heard = first_come()
-    if heard and heard[0] == 2:
-        raise ValueError(f"heard {heard}")
+def wrong_if_two_is_received_first():
+    received = first_come()
+    if received and received[0] == 2:
+        raise ValueError(f"received {received}")
 
 
 def long_and_wrong():
     for _ in range(300):
         dist.barrier()
-    wrong_if_two_is_heard_first()
+    wrong_if_two_is_received_first()
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("program", [wrong_if_two_is_heard_first, long_and_wrong])
+@pytest.mark.parametrize("program", [wrong_if_two_is_received_first, long_and_wrong])
 def test_the_replay_line_of_a_failure_is_short_and_repeats_it(program):
     failures = [error for seed in range(8) if (error := error_of(program, f"shuffled:{seed}"))]
     assert 0 < len(failures) < 8
@@ -116,15 +116,15 @@ def test_the_replay_line_of_a_failure_is_short_and_repeats_it(program):
         assert type(again) is RankRaised and str(again) == str(failure)
 
 
-def deadlocks_if_two_is_heard_first():
-    heard = first_come()
-    if heard and heard[0] == 2:
+def deadlocks_if_two_is_received_first():
+    received = first_come()
+    if received and received[0] == 2:
         dist.recv(torch.zeros(1), 2)
     dist.barrier()
 
 
 def test_a_deadlock_that_only_some_schedules_meet_is_repeated_by_its_line():
-    program = deadlocks_if_two_is_heard_first
+    program = deadlocks_if_two_is_received_first
     found = [error for seed in range(8) if (error := error_of(program, f"pct:{seed}"))]
     assert 0 < len(found) < 8
     for failure in found:

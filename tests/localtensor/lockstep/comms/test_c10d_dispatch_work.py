@@ -1,4 +1,4 @@
-"""Asynchronous collectives in lockstep: done at once, and on trial until they are waited for."""
+"""Asynchronous collectives in lockstep: done at once, and watched until they are waited for."""
 
 import gc
 from pathlib import Path

@@ -54,7 +54,7 @@ def test_groups_of_two_sizes():
         assert [x.on(rank).item() for rank in range(4)] == [3, 3, 3, 3]
         with pytest.raises(BadGroup, match="different sizes"):
             dist.get_process_group_ranks(group)
-        with mode.standing_at(3):
+        with mode.running_as(3):
             assert dist.get_process_group_ranks(group) == [3] and dist.get_world_size(group) == 1
 
 
@@ -67,11 +67,11 @@ def test_ranks_that_differ_by_rank_make_a_family():
             dist.new_group([first, rank_int([0, 1, 2, 3])])
 
 
-def test_standing_at_a_rank():
+def test_torchs_own_code_runs_as_a_rank():
     with LocalTensorMode(4) as mode:
         pairs, _ = dist.new_subgroups_by_enumeration([[0, 3], [1, 2]])
         outside = dist.new_group([0, 1])
-        with mode.standing_at(2):
+        with mode.running_as(2):
             assert (dist.get_rank(), dist.get_rank(pairs), dist.get_rank(outside)) == (2, 1, -1)
             assert dist.get_process_group_ranks(pairs) == [1, 2]
         assert str(dist.get_rank()) == "RankInts(0, 1, 2, 3)"

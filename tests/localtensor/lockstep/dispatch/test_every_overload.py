@@ -16,7 +16,7 @@ from tests.tools.overloads.judge import Record, makes_sense, sweep
 from tests.tools.overloads.plans import PLANS
 
 FEWEST = 1250  # overloads that the OpInfos reach
-EACH = 8  # one overload in so many is judged here
+EACH = 8  # one overload in so many is tested here
 # Each in every plan: what models are made of.
 HOT = [
     "add.Tensor", "mul.Tensor", "sub.Tensor", "div.Tensor", "addcmul", "where.self", "relu", "gelu", "gelu_backward",

@@ -215,7 +215,7 @@ def test_vmap_reads_the_table_of_another_row_for_an_index_out_of_range(mode):
     assert "another row" in WRONG_BATCHING_RULES["aten::embedding"]
 
 
-def test_the_words_of_the_row_are_heard(mode):
+def test_an_error_is_that_of_the_op_on_one_row(mode):
     with pytest.raises(RuntimeError, match=r"cannot be multiplied \(3x4 and 3x4\)"):
         aten.mm(numbers(3, 4), numbers(3, 4))
     with pytest.raises(IndexError, match=r"index 7 out of range for tensor of size \[3, 4\]"):

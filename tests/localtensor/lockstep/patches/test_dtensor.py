@@ -336,7 +336,7 @@ def test_local_tensors_that_are_equal_on_some_ranks_are_not_answered_for_all():
             torch.equal(x, x * 2)
 
 
-# -- the doors themselves
+# -- the patches themselves
 
 
 LATER = {"_chunk_or_narrow_cat"} if torch.__version__.startswith("2.11.") else set()

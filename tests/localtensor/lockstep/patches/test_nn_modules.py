@@ -122,7 +122,7 @@ def test_what_is_padded_for_some_ranks_is_padded_for_all():
         bool(sizes > 0)
 
 
-# -- refusals, and the doors themselves
+# -- refusals, and the patches themselves
 
 
 def test_what_cannot_run_says_so_and_where_it_can():

@@ -156,7 +156,7 @@ def test_rank_threads_still_have_their_own_world():
     assert lt.run(program, ranks=2).values == ([0, 1], [])
 
 
-def test_the_mode_asks_for_its_ranks_through_the_doors():
+def test_a_rank_that_torch_is_asked_for_in_the_mode_is_an_int_of_each_rank():
     with LocalTensorMode(2):
         assert str(dist.get_rank()) == "RankInts(0, 1)" and rank_map(lambda r: torch.tensor(dist.get_rank())).on(1) == 1
 

@@ -276,7 +276,7 @@ def test_a_pointwise_property_of_four_ranks_is_tried_many_times_a_second():
 
     adding_one_works_shard_by_shard()  # caches fill, as in any session
     tried.clear()
-    start = time.process_time()  # of this process: whatever else the machine does is not on trial
+    start = time.process_time()  # of this process: whatever else the machine does is not measured
     adding_one_works_shard_by_shard()
     assert tried == [True] * len(tried)
     assert len(tried) / (time.process_time() - start) > FAST
@@ -338,6 +338,6 @@ def test_other_wrong_arguments_are_refused_too(ask):
         ask()
 
 
-def test_the_door_holds_what_it_promises():
+def test_the_package_has_the_names_that_it_promises():
     assert [name for name in draws.__all__ if not hasattr(draws, name)] == []
     assert isinstance(draws.specs(), st.SearchStrategy)

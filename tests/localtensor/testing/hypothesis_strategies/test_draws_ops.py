@@ -20,7 +20,7 @@ from localtensor.testing.hypothesis_strategies.op_calls import (
 from tests.tools import warm
 
 
-def test_torch_has_the_parts_that_the_room_names():
+def test_torch_has_the_parts_that_the_module_names():
     from torch.testing._internal.common_methods_invocations import op_db  # seconds, which collecting does without
 
     for info in op_db:
@@ -33,7 +33,7 @@ def test_torch_has_the_parts_that_the_room_names():
     assert len(opinfo_database()) == len(op_db)
 
 
-def test_the_doors_open_without_the_database_and_the_strategy_too():
+def test_the_packages_are_imported_without_the_database_and_the_strategy_too():
     look = ("from localtensor.testing import draws; draws.op_calls(['add']); import sys; "
             "sys.exit('torch.testing._internal.common_methods_invocations' in sys.modules)")  # fmt: skip
     assert warm.run([sys.executable, "-c", look]).returncode == 0

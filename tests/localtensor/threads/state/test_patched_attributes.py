@@ -160,11 +160,11 @@ def test_a_patch_around_a_run_is_for_all_its_ranks():
 
 def test_asserted_logs_are_those_of_their_rank():
     def logs():
-        with unittest.TestCase().assertLogs(LOG, "INFO") as heard:
+        with unittest.TestCase().assertLogs(LOG, "INFO") as logged:
             leave_after_the_rank_before()
             LOG.info("rank %s", dist.get_rank())
         let_the_next_leave()
-        return heard.output
+        return logged.output
 
     before = list(LOG.handlers), LOG.level, LOG.propagate
     assert run(logs, ranks=3).values == tuple([f"INFO:{LOG.name}:rank {rank}"] for rank in range(3))

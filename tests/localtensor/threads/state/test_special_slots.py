@@ -54,14 +54,14 @@ def test_the_environment_of_the_caller_is_back_for_c_too():
 
 
 def test_a_rank_inside_catch_warnings_hears_only_its_own(ranks):
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always")
         switch(*ranks)
         with pytest.raises(UserWarning, match="other"):
             warnings.warn("other", UserWarning, stacklevel=1)
         switch(ranks[1], ranks[0])
         warnings.warn("mine", UserWarning, stacklevel=1)
-    assert [str(one.message) for one in heard] == ["mine"]
+    assert [str(one.message) for one in recorded] == ["mine"]
 
 
 def test_what_one_rank_was_shown_once_another_still_hears(ranks):
@@ -117,7 +117,7 @@ for _ in range(2):
         ranks = [RankState(rank, 2, seed=5) for rank in range(2)]
         switch(None, ranks[0])
         assert rules() == before
-        _attention._enable_cp_dtensor_dispatcher()  # which imports the room of the rules, the first time
+        _attention._enable_cp_dtensor_dispatcher()  # which imports the module of the rules, the first time
         switch(*ranks)
         switch(*ranks[::-1])
     from torch.distributed.tensor.experimental._context_parallel import _sharding_rules
