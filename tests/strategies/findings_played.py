@@ -86,7 +86,7 @@ def _split(x: torch.Tensor, placements: Sequence[Any], mesh: Sequence[int]) -> l
 
 def play(found: Sequence[Found], *, lockstep: bool = False) -> dict[str, Confirmation]:
     """What DTensor makes of each, by name, on rank threads; or in lockstep first, and on threads if that is wrong."""
-    heard: dict[str, Confirmation] = {}
+    validated: dict[str, Confirmation] = {}
     with warnings.catch_warnings(), averages_as_sums("simulated"), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         before = logging.root.manager.disable
@@ -97,17 +97,17 @@ def play(found: Sequence[Found], *, lockstep: bool = False) -> dict[str, Confirm
                 try:
                     work = mesh_task_of(one.program, one.truth(), one.fresh_parts())
                 except (*REJECTIONS, LocalTensorError) as error:
-                    heard[one.rule] = Confirmation("", f"no such program: {error_in_one_line(error)}")
+                    validated[one.rule] = Confirmation("", f"no such program: {error_in_one_line(error)}")
                     continue
                 groups.setdefault(work.mesh, {})[one.rule] = work
             for named in groups.values():
                 works = list(named.values())
-                heard.update(
+                validated.update(
                     zip(named, run_simulated(works, is_right) if lockstep else run_on_threads(works), strict=True)
                 )
         finally:
             logging.disable(before)
-    return heard
+    return validated
 
 
 def wrong(verdict: Confirmation) -> str:

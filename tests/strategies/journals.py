@@ -29,7 +29,7 @@ def begin(**more):
             "ignored": [], **more}  # fmt: skip
 
 
-def heard(op, *, trial="alone", dtypes="real", mesh=(2,), **what):
+def validated(op, *, trial="alone", dtypes="real", mesh=(2,), **what):
     return dockets.task_line(TaskResult(WorkUnit(op, trial, dtypes, mesh), **what), 0.5)
 
 
@@ -41,12 +41,12 @@ def lines():
     crash = Crash("aten.neg.default", "neg(f64[2])", "the process died with SIGFPE", "Traceback")
     return [
         {"kind": "captured", "crashed": [], "refused": {"abs[complex64]: RuntimeError: no": 2}},
-        heard("aten.add.Tensor", samples=2, tried=9, sound={SUM, "aten.add.Tensor: R, R -> R"}),
-        heard("aten.add_.Tensor", samples=2, tried=3, sound={"aten.add_.Tensor: S(0), R -> S(0)"}),
-        heard("aten.cumprod.default", samples=1, tried=4, sound={"aten.cumprod.default: S(5) -> S(5)"},
+        validated("aten.add.Tensor", samples=2, tried=9, sound={SUM, "aten.add.Tensor: R, R -> R"}),
+        validated("aten.add_.Tensor", samples=2, tried=3, sound={"aten.add_.Tensor: S(0), R -> S(0)"}),
+        validated("aten.cumprod.default", samples=1, tried=4, sound={"aten.cumprod.default: S(5) -> S(5)"},
               untestable={"aten.cumprod.default: P(max) -> P(max)": "P(max) means nothing for this dtype"}),
-        heard("aten.gather.default", samples=3, tried=5, skipped={"too large": 4}),
-        heard("aten.neg.default", skipped={"no sample fits": 1}, crashed=[crash]),
+        validated("aten.gather.default", samples=3, tried=5, skipped={"too large": 4}),
+        validated("aten.neg.default", skipped={"no sample fits": 1}, crashed=[crash]),
         settled(SILENT), settled(LOUD), settled(PROGRAM), settled(SUSPECT),
         {"kind": "settled", "rule": "aten.gather.default: S(0), R -> S(0)", "verdict": "cleared"},
     ]  # fmt: skip
@@ -61,7 +61,7 @@ def hostile():
     crash = Crash("my.bad.default", HOSTILE, HOSTILE, HOSTILE)
     return [
         settled(bad), settled(named),
-        heard("my.bad.default", tried=1, untestable={f"my.bad.default: {HOSTILE}": HOSTILE}, crashed=[crash],
+        validated("my.bad.default", tried=1, untestable={f"my.bad.default: {HOSTILE}": HOSTILE}, crashed=[crash],
               skipped={HOSTILE: 2}),
     ]  # fmt: skip
 

@@ -380,11 +380,11 @@ def test_a_child_that_somebody_killed_between_two_tasks_costs_nothing(child):
 @pytest.mark.slow
 def test_serving_is_all_of_it_in_one_call_and_in_any_thread(tmp_path):
     sent = pickling.dumps((work, [1, "raise", 2], 60.0, (str(tmp_path),)))
-    heard = []
-    thread = threading.Thread(target=lambda: heard.extend(pickling.loads(run_in_subprocess(sent))))
+    validated = []
+    thread = threading.Thread(target=lambda: validated.extend(pickling.loads(run_in_subprocess(sent))))
     thread.start()
     thread.join(120)
-    assert [type(a) for a in heard] == [TaskDone, TaskFailed, TaskDone]
+    assert [type(a) for a in validated] == [TaskDone, TaskFailed, TaskDone]
 
 
 ORPHAN = """

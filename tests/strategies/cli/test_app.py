@@ -73,10 +73,10 @@ def helped(*words):
 @pytest.fixture
 def asked(monkeypatch):
     """What the command line hands on, instead of a run."""
-    heard = []
-    monkeypatch.setattr(validate, "run", lambda chosen: heard.append(chosen) or 0)
+    validated = []
+    monkeypatch.setattr(validate, "run", lambda chosen: validated.append(chosen) or 0)
     monkeypatch.setattr(ValidateOptions, "check", lambda self: None)
-    return heard
+    return validated
 
 
 def parsed(asked, line):
@@ -173,12 +173,12 @@ def test_help_of_merge_has_its_options_examples_and_exit_codes():
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3])
 def test_merge_hands_on_what_was_given_and_the_exit_code(code, monkeypatch):
-    heard = []
+    validated = []
     monkeypatch.setattr(MergeOptions, "check", lambda self: None)
-    monkeypatch.setattr(merging, "merge_journals", lambda *given: heard.append(given) or code)
+    monkeypatch.setattr(merging, "merge_journals", lambda *given: validated.append(given) or code)
     line = "merge a b --out c --json d --repro e"
     assert CliRunner().invoke(cli.app, cli.repeat_options(line.split())).exit_code == code
-    assert heard == [(MergeOptions((Path("a"), Path("b")), Path("c"), Path("d"), Path("e")),)]
+    assert validated == [(MergeOptions((Path("a"), Path("b")), Path("c"), Path("d"), Path("e")),)]
     assert CliRunner().invoke(cli.app, ["merge"]).exit_code == 2
 
 

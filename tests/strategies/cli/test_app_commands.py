@@ -32,7 +32,7 @@ def unchecked(monkeypatch):
 
 
 @pytest.fixture
-def heard(monkeypatch):
+def validated(monkeypatch):
     """What each command hands on, instead of its work, which would leave with this code."""
     asked = []
     for name, (room, function) in WORK.items():
@@ -53,25 +53,25 @@ def test_help_has_the_options_and_the_exit_codes(name, said):
     assert [text for text in said if text not in result.output] == []
 
 
-def test_plans_are_judged_instead_of_rules(heard):
+def test_plans_are_judged_instead_of_rules(validated):
     assert called("validate --plans --mesh 2,2 --samples 7 --planner graph --seed 5 --confirm none -q").exit_code == 0
     assert called("validate add --plans --search").exit_code == 2
     given = {"mesh": ("2,2",), "samples": 7, "planner": "graph", "seed": 5, "confirm": "none", "quiet": True}
-    assert heard == [("plans", ValidateOptions(plans=True, **given))]
+    assert validated == [("plans", ValidateOptions(plans=True, **given))]
 
 
-def test_what_coverage_is_given_reaches_it(heard):
+def test_what_coverage_is_given_reaches_it(validated):
     assert called("coverage a.jsonl --json b.json --seed 5 --workers 3 -q").exit_code == 0
     assert called("coverage --workers 2").exit_code == 0
-    assert heard == [
+    assert validated == [
         ("coverage", CoverageOptions(Path("a.jsonl"), Path("b.json"), seed=5, workers=3, quiet=True)),
         ("coverage", CoverageOptions(None, None, seed=0, workers=2, quiet=False)),
     ]
 
 
-def test_what_discover_is_given_reaches_it(heard):
+def test_what_discover_is_given_reaches_it(validated):
     assert called("discover add.Tensor --emit --ranks 2 4 --seed 5 --workers 3").exit_code == 0
-    assert heard == [("discover", DiscoverOptions("add.Tensor", emit=True, ranks=(2, 4), seed=5, workers=3))]
+    assert validated == [("discover", DiscoverOptions("add.Tensor", emit=True, ranks=(2, 4), seed=5, workers=3))]
 
 
 @pytest.mark.parametrize("code", [0, 2, 3])

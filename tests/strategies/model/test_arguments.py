@@ -24,7 +24,7 @@ from tests.strategies.cases import numbers, sample
 X = numbers(4, 6)
 
 
-class Heard(TorchDispatchMode):
+class Received(TorchDispatchMode):
     """The last call, as a rule would see it."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -45,9 +45,9 @@ class Heard(TorchDispatchMode):
     sample("clamp.Tensor", X, None, X),
 ], ids=lambda one: f"{one.op}{one.arguments()}")  # fmt: skip
 def test_a_call_is_made_as_the_dispatcher_hands_it_on(one):
-    with Heard() as heard:
+    with Received() as validated:
         one.call(one.tensors)
-    assert call_with(one, argument_values(one), "again").call == heard.call
+    assert call_with(one, argument_values(one), "again").call == validated.call
 
 
 def test_keepdim_by_position_and_by_keyword_are_one_call_to_a_rule():

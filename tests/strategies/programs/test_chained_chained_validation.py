@@ -40,14 +40,14 @@ def _no_public_programs(monkeypatch):
     monkeypatch.setattr(chained.public_api, "try_public_programs", lambda *_, **__: (0, []))
 
 
-def docket(*samples, trial="pairs", mesh=(2,), **more):
+def task_of(*samples, trial="pairs", mesh=(2,), **more):
     return OverloadTask(samples[0].op, samples, (mesh,), 0, trial, **more)
 
 
 def only(found):
-    """The one hearing in which something was tried, or went wrong."""
-    (hearing,) = [h for h in found if h.samples or h.skipped or h.crashed]
-    return hearing
+    """The one unit_result in which something was tried, or went wrong."""
+    (unit_result,) = [h for h in found if h.samples or h.skipped or h.crashed]
+    return unit_result
 
 
 def keeps_maxima_times_anything():
@@ -65,10 +65,10 @@ def keeps_maxima_times_anything():
 @pytest.mark.usefixtures("registries")
 def test_a_wrong_rule_is_found_through_what_follows_another_op():
     one = sample("amax.default", X, [0])
-    right = only(validate_with_follow_ups(docket(one), silent))
+    right = only(validate_with_follow_ups(task_of(one), silent))
     keeps_maxima_times_anything()
     many = [sample("amax.default", numbers(4 + n, 6), [0]) for n in range(12)]  # followers take turns over samples
-    wrong = only(validate_with_follow_ups(docket(*many), silent))
+    wrong = only(validate_with_follow_ups(task_of(*many), silent))
     assert right.suspects == {}
     assert "aten.alias.default on (2,): P(max), then times -1" in wrong.suspects
     found = [one for kept in wrong.suspects.values() for one in kept if one.instance.verdict is Verdict.UNSOUND]
@@ -79,7 +79,7 @@ def test_a_wrong_rule_is_found_through_what_follows_another_op():
 def test_writes_through_views_are_tried_on_a_copy_alone_and_are_one_finding_for_a_layout_and_a_view():
     flat = numbers(1, 4)  # only the sample with most dims to shard is tried
     copy, other = (
-        only(validate_with_follow_ups(docket(sample(op, flat), sample(op, X)), silent))
+        only(validate_with_follow_ups(task_of(sample(op, flat), sample(op, X)), silent))
         for op in ("clone.default", "neg.default")
     )
     rows, columns = ("slice", "select", "half", "every other"), ("narrow", "column", "last of each")
@@ -96,29 +96,29 @@ def test_writes_through_views_are_tried_on_a_copy_alone_and_are_one_finding_for_
     assert other.suspects == {}
 
 
-def programs_of(hearing):
-    return [suspect.program for found in hearing.suspects.values() for suspect in found]
+def programs_of(unit_result):
+    return [suspect.program for found in unit_result.suspects.values() for suspect in found]
 
 
 def test_right_rules_with_what_follows_them_are_not_suspected():
-    hearing = only(
-        validate_with_follow_ups(docket(sample("neg.default", X), sample("neg.default", numbers(5, 3))), silent)
+    unit_result = only(
+        validate_with_follow_ups(task_of(sample("neg.default", X), sample("neg.default", numbers(5, 3))), silent)
     )
-    assert (hearing.suspects, hearing.crashed, hearing.skipped) == ({}, [], {})
-    assert hearing.samples == 2 and hearing.tried > 10
+    assert (unit_result.suspects, unit_result.crashed, unit_result.skipped) == ({}, [], {})
+    assert unit_result.samples == 2 and unit_result.tried > 10
 
 
 def test_of_an_empty_result_nothing_is_tried():
     """DTensor looks for a view of an empty tensor for ever (torch 2.13)."""
-    hearing = only(validate_with_follow_ups(docket(sample("neg.default", numbers(0, 3))), silent))
-    assert (hearing.samples, hearing.tried, hearing.skipped, hearing.crashed) == (1, 0, {}, [])
+    unit_result = only(validate_with_follow_ups(task_of(sample("neg.default", numbers(0, 3))), silent))
+    assert (unit_result.samples, unit_result.tried, unit_result.skipped, unit_result.crashed) == (1, 0, {}, [])
 
 
 def test_calls_before_are_those_of_the_same_docket(monkeypatch):
     asked = []
     monkeypatch.setattr(chained, "follow_up_programs", lambda *_, before, **__: asked.append(before) or [])
     samples = (sample("neg.default", X), sample("neg.default", numbers(3)))
-    validate_with_follow_ups(docket(*samples), silent)
+    validate_with_follow_ups(task_of(*samples), silent)
     assert [[id(one) for one in before] for before in asked] == [[id(one) for one in samples]] * 2
 
 
@@ -143,9 +143,9 @@ def test_a_gradient_that_is_wrong_where_another_is_not_needed_is_found_by_that_o
         sample("native_layer_norm.default", numbers(4, n), [n], numbers(n), numbers(n, seed=1), 1e-5)
         for n in range(5, 13)
     ]
-    right = only(validate_with_follow_ups(docket(*norm), silent))
+    right = only(validate_with_follow_ups(task_of(*norm), silent))
     mislays_where_no_weight_needs_a_gradient()
-    wrong = only(validate_with_follow_ups(docket(*norm), silent))
+    wrong = only(validate_with_follow_ups(task_of(*norm), silent))
     new = set(wrong.suspects) - set(right.suspects)
     assert new and all(name.endswith("alone") for name in new)
 
@@ -156,23 +156,23 @@ def test_a_gradient_that_is_wrong_where_another_is_not_needed_is_found_by_that_o
 @pytest.fixture(scope="module")
 def both_cut():
     """The result for the op that is wrong where both dims are cut; no public programs run with it."""
-    return only(validate_on_meshes(docket(BOTH, trial="meshes", mesh=(2, 2)), silent))
+    return only(validate_on_meshes(task_of(BOTH, trial="meshes", mesh=(2, 2)), silent))
 
 
 @pytest.mark.slow
 def test_a_rule_that_is_wrong_on_two_axes_only_is_found(both_cut):
-    hearing = both_cut
-    assert BOTH_CUT & {p.inputs[0] for p in programs_of(hearing) if p.sample.op == BOTH.op}
-    assert (hearing.samples, hearing.crashed) == (1, [])
+    unit_result = both_cut
+    assert BOTH_CUT & {p.inputs[0] for p in programs_of(unit_result) if p.sample.op == BOTH.op}
+    assert (unit_result.samples, unit_result.crashed) == (1, [])
 
 
 def test_a_right_rule_is_not_suspected_on_two_axes():
     """What a flattened submesh does to redistributions (torch 2.13) is told as that, and not of the op."""
-    hearing = only(
-        validate_on_meshes(docket(sample("neg.default", numbers(6, 6)), trial="meshes", mesh=(2, 2)), silent)
+    unit_result = only(
+        validate_on_meshes(task_of(sample("neg.default", numbers(6, 6)), trial="meshes", mesh=(2, 2)), silent)
     )
-    assert hearing.tried > 3
-    assert all(p.flattened and p.sample.op == "aten.clone.default" for p in programs_of(hearing))
+    assert unit_result.tried > 3
+    assert all(p.flattened and p.sample.op == "aten.clone.default" for p in programs_of(unit_result))
 
 
 def test_claims_that_are_wrong_on_one_axis_are_not_put_on_several(monkeypatch):
@@ -180,7 +180,7 @@ def test_claims_that_are_wrong_on_one_axis_are_not_put_on_several(monkeypatch):
     monkeypatch.setattr(
         chained.mesh_validation, "try_meshes", lambda one, by_size, *_, **__: given.append(by_size) or []
     )
-    validate_on_meshes(docket(sample("cumprod.default", X, -1), trial="meshes", mesh=(2, 3)), silent)
+    validate_on_meshes(task_of(sample("cumprod.default", X, -1), trial="meshes", mesh=(2, 3)), silent)
     right = ["aten.cumprod.default: R -> R", "aten.cumprod.default: S(0) -> S(0)"]
     assert {n: sorted(str(c.rule) for c in kept) for n, kept in given[0].items()} == {2: right, 3: right}
 
@@ -195,9 +195,9 @@ def test_redistributions_are_drawn_once_a_mesh_with_the_op_that_does_nothing(mon
     monkeypatch.setattr(redistributions, "draw_redistributions", draw)
     monkeypatch.setattr(chained.mesh_validation, "try_meshes", lambda *_, **__: [])
     same = sample("clone.default", X)
-    hearing = only(validate_on_meshes(docket(same, same, trial="meshes", mesh=(2, 2)), silent))
-    assert (drawn, hearing.tried, hearing.samples) == ([((2, 2), 0, REDISTRIBUTIONS_PER_MESH)], 1, 2)
-    validate_on_meshes(docket(sample("neg.default", X), trial="meshes", mesh=(2, 2)), silent)
+    unit_result = only(validate_on_meshes(task_of(same, same, trial="meshes", mesh=(2, 2)), silent))
+    assert (drawn, unit_result.tried, unit_result.samples) == ([((2, 2), 0, REDISTRIBUTIONS_PER_MESH)], 1, 2)
+    validate_on_meshes(task_of(sample("neg.default", X), trial="meshes", mesh=(2, 2)), silent)
     assert len(drawn) == 1
 
 
@@ -209,10 +209,10 @@ def test_redistributions_are_drawn_once_a_mesh_with_the_op_that_does_nothing(mon
 ], ids=["pairs", "meshes"])  # fmt: skip
 def test_a_crash_and_a_refusal_of_one_sample_cost_that_sample(trial, hear, mesh):
     samples = (planted("trips", numbers(3)), planted("trips", numbers(8)), planted("fussy", numbers(3).abs() + 9))
-    hearing = only(hear(docket(*samples, trial=trial, mesh=mesh), silent))
-    assert [(c.op, c.error) for c in hearing.crashed] == [("planted.trips.default", "ZeroDivisionError: three")]
-    assert hearing.skipped == {"ValueError: every element must be at most 1": 1}
-    assert hearing.samples == 1 and hearing.tried > 0
+    unit_result = only(hear(task_of(*samples, trial=trial, mesh=mesh), silent))
+    assert [(c.op, c.error) for c in unit_result.crashed] == [("planted.trips.default", "ZeroDivisionError: three")]
+    assert unit_result.skipped == {"ValueError: every element must be at most 1": 1}
+    assert unit_result.samples == 1 and unit_result.tried > 0
 
 
 @pytest.mark.parametrize("error", [AttributeError(), NotImplementedError("no\nmore")], ids=repr)
@@ -221,20 +221,24 @@ def test_what_dtensor_or_the_op_cannot_do_is_counted_in_one_line(error, monkeypa
         raise error
 
     monkeypatch.setattr(mesh_validation, "claims", raises)
-    hearing = only(validate_with_follow_ups(docket(sample("neg.default", X)), silent))
+    unit_result = only(validate_with_follow_ups(task_of(sample("neg.default", X)), silent))
     said = str(error).partition("\n")[0] or "-"
-    assert (hearing.skipped, hearing.samples, hearing.crashed) == ({f"{type(error).__name__}: {said}": 1}, 0, [])
+    assert (unit_result.skipped, unit_result.samples, unit_result.crashed) == (
+        {f"{type(error).__name__}: {said}": 1},
+        0,
+        [],
+    )
 
 
 # What is kept.
 
 
 def test_a_suspect_carries_its_program_and_what_was_seen(both_cut):
-    hearing = both_cut
-    assert all(0 < len(kept) <= KEPT_CANDIDATES for kept in hearing.suspects.values())
-    (suspect, *_) = [s for kept in hearing.suspects.values() for s in kept if s.program.inputs[0] in BOTH_CUT]
+    unit_result = both_cut
+    assert all(0 < len(kept) <= KEPT_CANDIDATES for kept in unit_result.suspects.values())
+    (suspect, *_) = [s for kept in unit_result.suspects.values() for s in kept if s.program.inputs[0] in BOTH_CUT]
     instance, last = suspect.instance, suspect.program.inputs[0][-1]
-    assert suspect.name in hearing.suspects
+    assert suspect.name in unit_result.suspects
     assert (instance.verdict, instance.ranks, instance.source) == (Verdict.UNSOUND, 4, "simulated")
     assert (instance.rule.op, instance.rule.inputs) == (BOTH.op, (last,))
     assert ", expected " in instance.evidence.reason and instance.evidence.got != instance.evidence.want
@@ -242,7 +246,7 @@ def test_a_suspect_carries_its_program_and_what_was_seen(both_cut):
 
 def test_every_unit_has_a_hearing_and_each_step_is_noted():
     noted = []
-    one = docket(sample("neg.default", X), sample("neg.default", torch.tensor([1, 2, 3])))
+    one = task_of(sample("neg.default", X), sample("neg.default", torch.tensor([1, 2, 3])))
     found = validate_with_follow_ups(one, noted.append)
     assert [h.unit.dtypes for h in found] == sorted(DTYPE_CLASSES)
     assert {h.unit.dtypes for h in found if h.samples} == {"real", "integer"}
@@ -250,13 +254,13 @@ def test_every_unit_has_a_hearing_and_each_step_is_noted():
 
 
 def test_what_killed_a_worker_is_left_out():
-    one = docket(sample("neg.default", X), sample("neg.default", numbers(5)), skip=frozenset([0]))
+    one = task_of(sample("neg.default", X), sample("neg.default", numbers(5)), skip=frozenset([0]))
     assert only(validate_with_follow_ups(one, silent)).samples == 1
 
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same(both_cut):
-    again = only(validate_on_meshes(docket(BOTH, trial="meshes", mesh=(2, 2)), silent))
+    again = only(validate_on_meshes(task_of(BOTH, trial="meshes", mesh=(2, 2)), silent))
     assert repr(both_cut) == repr(again)
 
 
@@ -265,17 +269,17 @@ def test_a_type_error_of_ours_is_a_crash_and_no_refusal(monkeypatch):
         raise TypeError("ours")
 
     monkeypatch.setattr(chained, "follow_up_programs", slips)
-    hearing = only(validate_with_follow_ups(docket(sample("neg.default", X)), silent))
-    assert ([c.error for c in hearing.crashed], hearing.skipped) == (["TypeError: ours"], {})
+    unit_result = only(validate_with_follow_ups(task_of(sample("neg.default", X)), silent))
+    assert ([c.error for c in unit_result.crashed], unit_result.skipped) == (["TypeError: ours"], {})
 
 
 def test_the_follow_up_steps_that_had_no_turn_are_recorded():
-    found = only(validate_with_follow_ups(docket(sample("neg.default", X)), silent))
+    found = only(validate_with_follow_ups(task_of(sample("neg.default", X)), silent))
     left = found.left_out["steps without a turn"]
     assert left and len(set(left)) == len(left)
     assert set(left) < {name for family in chained._FAMILIES for name in family}
     assert not {"softmax", "clamp"} & set(left), "neg gives no placement of DTensor's own"
-    few = docket(*[sample("neg.default", numbers(4 + i, 6)) for i in range(3)])
+    few = task_of(*[sample("neg.default", numbers(4 + i, 6)) for i in range(3)])
     again = only(validate_with_follow_ups(few, silent)).left_out["steps without a turn"]
     assert len(again) < len(left)
 

@@ -223,9 +223,9 @@ def test_without_a_flattened_submesh_all_come_out_right(mesh, monkeypatch):
         names = ", ".join("Replicate()" if p == Replicate() else f"Shard({p.dim})" for p in target_of(program))
         text = f"x.redistribute(placements=[{names}]) if hasattr(x, 'device_mesh') else x"
         monkeypatch.setitem(follow_ups.RESULT_STEPS, program.then, text)
-    heard = run_simulated_programs(plain)
+    validated = run_simulated_programs(plain)
     assert len(plain) > 8
-    assert [described(p) + c.wrong for p, c in zip(plain, heard, strict=True) if c.wrong] == []
+    assert [described(p) + c.wrong for p, c in zip(plain, validated, strict=True) if c.wrong] == []
     alone = "use_strided_shard_as_shard_order"  # torch 2.11 makes no tensor with a strided shard alone
-    notes = {c.note for c in heard if "avg" not in c.note and alone not in c.note}
+    notes = {c.note for c in validated if "avg" not in c.note and alone not in c.note}
     assert notes == {"DTensor's own run is right"}

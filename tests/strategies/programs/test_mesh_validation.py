@@ -59,9 +59,9 @@ def claimed(one: Sample):
 
 def test_the_planted_rule_is_right_on_every_one_axis():
     alone = [Program(CORNERS, (size,), ((Shard(dim),),)) for size in (2, 3, 4) for dim in (0, 1)]
-    heard = run_simulated_programs(alone)
-    assert [found.wrong for found in heard] == [""] * 6
-    assert all(found.rank_results[0].placements[0].startswith("S(") for found in heard)
+    validated = run_simulated_programs(alone)
+    assert [found.wrong for found in validated] == [""] * 6
+    assert all(found.rank_results[0].placements[0].startswith("S(") for found in validated)
 
 
 @pytest.mark.parametrize("mesh", [(2, 2), (2, 3)])

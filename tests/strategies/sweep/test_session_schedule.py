@@ -38,12 +38,12 @@ ONE = OverloadTask("aten.neg.default", SAMPLES, ((2,), (3,)), 0)
 TWO = replace(ONE, op="aten.abs.default", meshes=((2,),))
 
 
-def heard(docket):
-    return TaskDone([TaskResult(unit, samples=1) for unit in docket.units()])
+def validated(task_of):
+    return TaskDone([TaskResult(unit, samples=1) for unit in task_of.units()])
 
 
 class Scripted:
-    """`answer(docket)` for each task, and what was asked."""
+    """`answer(task_of)` for each task, and what was asked."""
 
     def __init__(self, answer):
         self.answer, self.asked = answer, []
@@ -77,7 +77,7 @@ def crashes(lines):
 
 
 def test_every_unit_has_a_line_and_each_docket_a_tick():
-    lines, asked, ticks = swept([ONE, TWO], heard)
+    lines, asked, ticks = swept([ONE, TWO], validated)
     assert [line["unit"] for line in lines] == [str(u) for d in (ONE, TWO) for u in d.units()]
     assert {(line["kind"], line["run"], line["samples"]) for line in lines} == {("unit", "this run", 1)}
     assert all(line["seconds"] >= 0 for line in lines)
@@ -86,16 +86,16 @@ def test_every_unit_has_a_line_and_each_docket_a_tick():
 
 def test_only_the_units_that_are_wanted_have_a_line():
     only = frozenset([WorkUnit(ONE.op, "alone", "real", (3,))])
-    lines, _, _ = swept([replace(ONE, only=only)], heard)
+    lines, _, _ = swept([replace(ONE, only=only)], validated)
     assert [line["unit"] for line in lines] == ["aten.neg.default alone real 3"]
 
 
 def dies_at(*steps, why="the process died with SIGSEGV"):
     """As long as one of these steps is still taken, at the first of them."""
 
-    def answer(docket):
-        left = [step for step in steps if step not in docket.skip]
-        return TaskLost(why, left[0]) if docket.op == ONE.op and left else heard(docket)
+    def answer(task_of):
+        left = [step for step in steps if step not in task_of.skip]
+        return TaskLost(why, left[0]) if task_of.op == ONE.op and left else validated(task_of)
 
     return answer
 
@@ -137,7 +137,7 @@ def test_a_death_on_whole_tensors_is_not_said_to_be_on_a_piece():
 def test_of_a_sample_that_hung_nothing_is_tried_again():
     step = ONE.step(1, 0)
     lines, asked, _ = swept([ONE], dies_at(step, why=f"{TIMED_OUT} 30 s"))
-    assert [docket.skip for docket in asked] == [frozenset(), {step, ONE.truth_step(1)}]
+    assert [task_of.skip for task_of in asked] == [frozenset(), {step, ONE.truth_step(1)}]
     ((unit, (crash,)),) = crashes(lines).items()
     assert (unit, crash[2]) == ("aten.neg.default alone real 2", "no answer within 30 s on a rank's piece")
 
@@ -161,13 +161,13 @@ class Watched:
 def test_a_sample_that_hangs_on_one_mesh_is_left_out_on_all_of_them(monkeypatch):
     monkeypatch.setattr(session, "SECONDS", 0.5)
     samples = (planted("sleepy", numbers(6, 5)), planted("sleepy", numbers(8, 7)))
-    docket = OverloadTask(samples[0].op, samples, ((3,), (2,), (4,)), 0)
+    task_of = OverloadTask(samples[0].op, samples, ((3,), (2,), (4,)), 0)
     with WorkerPool(1) as crew, open_journal(None, resume=False) as journal:
         hands = Watched(crew)
-        validate_tasks(hands, [docket], journal, "this run", lambda count: None)
-        only = replace(docket, samples=samples[1:])
+        validate_tasks(hands, [task_of], journal, "this run", lambda count: None)
+        only = replace(task_of, samples=samples[1:])
         validate_tasks(hands, [only], journal, "the other alone", lambda count: None)
-    assert [one.skip for one in hands.asked] == [frozenset(), {docket.step(0, 1), docket.truth_step(0)}, frozenset()]
+    assert [one.skip for one in hands.asked] == [frozenset(), {task_of.step(0, 1), task_of.truth_step(0)}, frozenset()]
     tried = {run: [line.get("tried", 0) for line in journal.lines if line["run"] == run]
              for run in ("this run", "the other alone")}  # fmt: skip
     assert crashes(journal.lines) == {
@@ -181,20 +181,24 @@ def test_a_sample_that_hangs_on_one_mesh_is_left_out_on_all_of_them(monkeypatch)
 
 
 def test_a_docket_that_raises_is_a_crash_and_its_units_are_done():
-    lines, asked, _ = swept([ONE, TWO], lambda d: TaskFailed("KeyError: 'x'", "Traceback") if d is ONE else heard(d))
+    lines, asked, _ = swept(
+        [ONE, TWO], lambda d: TaskFailed("KeyError: 'x'", "Traceback") if d is ONE else validated(d)
+    )
     assert len(lines) == len(ONE.units()) + len(TWO.units()) and asked == [ONE, TWO]
     ((unit, (crash,)),) = crashes(lines).items()
     assert (unit, crash) == (str(ONE.units()[0]), ("aten.neg.default", "the whole overload", "KeyError: 'x'"))
 
 
 def test_a_worker_that_was_killed_before_it_noted_anything_costs_nothing():
-    answers = [TaskLost("the process died with SIGKILL", -1), heard(ONE)]
+    answers = [TaskLost("the process died with SIGKILL", -1), validated(ONE)]
     lines, asked, _ = swept([ONE], lambda d: answers.pop(0))
     assert (len(lines), asked, crashes(lines)) == (len(ONE.units()), [ONE, ONE], {})
 
 
 def test_a_docket_that_kills_twice_before_it_noted_anything_is_given_up():
-    lines, asked, _ = swept([ONE, TWO], lambda d: TaskLost("it used more than 2048 MiB", -1) if d is ONE else heard(d))
+    lines, asked, _ = swept(
+        [ONE, TWO], lambda d: TaskLost("it used more than 2048 MiB", -1) if d is ONE else validated(d)
+    )
     assert (len(lines), asked) == (len(ONE.units()) + len(TWO.units()), [ONE, ONE, TWO])
     ((_, (crash,)),) = crashes(lines).items()
     assert crash == ("aten.neg.default", "before its first sample", "it used more than 2048 MiB")
@@ -219,15 +223,15 @@ def test_the_lines_are_the_same_every_time():
 
 
 def test_a_docket_that_was_not_begun_in_time_has_no_line():
-    lines, asked, ticks = swept([ONE, TWO], lambda docket: TaskDone([]) if docket is TWO else heard(docket))
+    lines, asked, ticks = swept([ONE, TWO], lambda task_of: TaskDone([]) if task_of is TWO else validated(task_of))
     assert {line["unit"].split()[0] for line in lines} == {ONE.op}
     assert (asked, ticks) == ([ONE, TWO], 2)
 
 
 def test_a_docket_that_was_begun_is_finished_however_late():
     late = replace(ONE, until=1.0)
-    lines, asked, _ = swept([late], lambda docket: heard(docket) if docket.skip else TaskLost("it died", 0))
-    assert [docket.until for docket in asked] == [1.0, 0.0]
+    lines, asked, _ = swept([late], lambda task_of: validated(task_of) if task_of.skip else TaskLost("it died", 0))
+    assert [task_of.until for task_of in asked] == [1.0, 0.0]
     assert len(lines) == len(ONE.units()) and len(crashes(lines)) == 1
 
 
@@ -235,10 +239,10 @@ def test_a_docket_that_was_begun_is_finished_however_late():
 def test_what_has_to_be_confirmed_is_announced_as_soon_as_it_is_known(held):
     told = []
 
-    def answer(docket):
-        told.append(docket.op)
-        found = TaskResult(docket.units()[0])
-        if docket is TWO:
+    def answer(task_of):
+        told.append(task_of.op)
+        found = TaskResult(task_of.units()[0])
+        if task_of is TWO:
             getattr(found, held)["a rule"] = []
         return TaskDone([found])
 
@@ -254,9 +258,9 @@ CUMPROD = sample("cumprod.default", numbers(4, 6), -1)
 
 @if_cumprod_is_wrong
 def test_an_op_alone_is_heard_as_the_trial_hears_it():
-    docket = OverloadTask(CUMPROD.op, (CUMPROD,), ((2,),), 0)
-    assert repr(validate_task(docket, silent)) == repr(validate_overload(docket, silent))
-    assert [list(h.suspects) for h in validate_task(docket, silent) if h.suspects] == [
+    task_of = OverloadTask(CUMPROD.op, (CUMPROD,), ((2,),), 0)
+    assert repr(validate_task(task_of, silent)) == repr(validate_overload(task_of, silent))
+    assert [list(h.suspects) for h in validate_task(task_of, silent) if h.suspects] == [
         ["aten.cumprod.default: S(1) -> S(1)"]
     ]
 
@@ -269,10 +273,10 @@ def test_a_docket_whose_time_is_up_is_not_begun(until, count):
 def test_the_users_module_is_imported_first(tmp_path):
     name = users.write(tmp_path, "heard_rules", users.RIGHT_AND_WRONG)
     assert name not in sys.modules
-    docket = OverloadTask(f"{name}.running.default", (), ((2,),), 0, home=(name, str(tmp_path)))
+    task_of = OverloadTask(f"{name}.running.default", (), ((2,),), 0, home=(name, str(tmp_path)))
     try:
         with users.undone():
-            assert [h.unit for h in validate_task(docket, silent)] == list(docket.units())
+            assert [h.unit for h in validate_task(task_of, silent)] == list(task_of.units())
             assert overload(f"{name}.running.default")
     finally:
         user_modules.import_rules.cache_clear()

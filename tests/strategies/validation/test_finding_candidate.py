@@ -38,8 +38,8 @@ def same(one, other):
 
 def found_by(*samples, seed=0):
     """All that the trial suspects of these samples."""
-    heard = validate_overload(OverloadTask(samples[0].op, samples, ((2,), (3,)), seed), lambda number: None)
-    return [s for h in heard for kept in (h.suspects, h.whole) for found in kept.values() for s in found]
+    validated = validate_overload(OverloadTask(samples[0].op, samples, ((2,), (3,)), seed), lambda number: None)
+    return [s for h in validated for kept in (h.suspects, h.whole) for found in kept.values() for s in found]
 
 
 def test_a_suspect_comes_back_from_a_journal():

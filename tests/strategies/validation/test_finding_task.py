@@ -21,33 +21,33 @@ def suspect(columns, **more):
     return Candidate(instance(sample("cumprod.default", numbers(2, columns), -1), **more))
 
 
-def there_and_back(hearing, seconds=0.5):
-    return finding.read_task(json.loads(json.dumps(finding.task_line(hearing, seconds))))
+def there_and_back(result, seconds=0.5):
+    return finding.read_task(json.loads(json.dumps(finding.task_line(result, seconds))))
 
 
 # Steps.
 
 
 def test_every_step_and_every_truth_has_a_number_of_its_own():
-    docket = OverloadTask("aten.neg.default", (sample("neg.default", X),) * 4, MESHES, 0)
-    steps = [docket.step(s, m) for s in range(4) for m in range(3)] + [docket.truth_step(s) for s in range(4)]
+    task_of = OverloadTask("aten.neg.default", (sample("neg.default", X),) * 4, MESHES, 0)
+    steps = [task_of.step(s, m) for s in range(4) for m in range(3)] + [task_of.truth_step(s) for s in range(4)]
     assert steps == list(range(16))
 
 
 def test_a_number_tells_the_sample_and_the_mesh():
-    docket = OverloadTask("aten.neg.default", (sample("neg.default", X),) * 4, MESHES, 0)
-    assert [docket.at(docket.step(s, m)) for s in range(4) for m in range(3)] == [
+    task_of = OverloadTask("aten.neg.default", (sample("neg.default", X),) * 4, MESHES, 0)
+    assert [task_of.at(task_of.step(s, m)) for s in range(4) for m in range(3)] == [
         (s, m) for s in range(4) for m in MESHES
     ]
-    assert [docket.at(docket.truth_step(s)) for s in range(4)] == [(s, (2,)) for s in range(4)]
+    assert [task_of.at(task_of.truth_step(s)) for s in range(4)] == [(s, (2,)) for s in range(4)]
 
 
 def test_the_units_of_a_docket_are_in_order_and_only_those_wanted():
-    docket = OverloadTask("aten.neg.default", (), MESHES, 0)
-    assert len(docket.units()) == 12 and list(docket.units()) == sorted(docket.units())
-    wanted = frozenset(docket.units()[3:5])
-    assert set(replace(docket, only=wanted).units()) == wanted
-    assert replace(docket, only=frozenset()).units() == ()
+    task_of = OverloadTask("aten.neg.default", (), MESHES, 0)
+    assert len(task_of.units()) == 12 and list(task_of.units()) == sorted(task_of.units())
+    wanted = frozenset(task_of.units()[3:5])
+    assert set(replace(task_of, only=wanted).units()) == wanted
+    assert replace(task_of, only=frozenset()).units() == ()
 
 
 def test_a_sample_is_described_as_a_call():
@@ -73,16 +73,16 @@ def test_a_hearing_comes_back_from_its_line():
 
 def test_what_the_trial_really_finds_comes_back():
     samples = (sample("cumprod.default", X, -1), sample("cumprod.default", numbers(4, 4, dtype=torch.int64), 0))
-    for hearing in validate_overload(
+    for result in validate_overload(
         OverloadTask("aten.cumprod.default", samples, ((2,),), 0, search=True), lambda number: None
     ):
-        again = there_and_back(hearing)
-        assert repr(replace_samples(again)) == repr(replace_samples(hearing))
+        again = there_and_back(result)
+        assert repr(replace_samples(again)) == repr(replace_samples(result))
 
 
-def replace_samples(hearing):
+def replace_samples(result):
     """Tensors print shortened, but equal ones print alike."""
-    return replace(hearing, sound=sorted(hearing.sound), by_metadata=sorted(hearing.by_metadata))
+    return replace(result, sound=sorted(result.sound), by_metadata=sorted(result.by_metadata))
 
 
 def test_an_empty_hearing_is_a_short_line():
@@ -98,12 +98,12 @@ def test_a_line_is_the_same_in_any_order_of_finding():
 
 def test_a_suspicion_that_is_no_data_is_counted_and_never_silently_lost():
     bad = Candidate(instance(sample("bernoulli.p", X, 0.5, generator=torch.Generator())))
-    hearing = replace(FULL, suspects={"bad": [bad], "both": [bad, suspect(3)]}, missing=[bad.instance])
-    after = there_and_back(hearing)
+    result = replace(FULL, suspects={"bad": [bad], "both": [bad, suspect(3)]}, missing=[bad.instance])
+    after = there_and_back(result)
     assert (list(after.suspects), after.missing) == (["both"], [])
     ((why, many),) = (after.skipped - FULL.skipped).items()
     assert (why, many) == ("a candidate cannot be kept in a journal: an argument of type Generator", 3)
-    assert hearing.skipped == {"too many": 2}  # what was given is left as it is
+    assert result.skipped == {"too many": 2}  # what was given is left as it is
 
 
 # Keeping the smallest.

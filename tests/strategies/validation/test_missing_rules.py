@@ -1,4 +1,4 @@
-"""A search is heard as a whole: what is tried, what holds, what is claimed, and what of that is missing."""
+"""A search is validated as a whole: what is tried, what holds, what is claimed, and what of that is missing."""
 
 import pytest
 import torch

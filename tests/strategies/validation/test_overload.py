@@ -28,7 +28,7 @@ def by_unit(*samples, ranks=(2,), seed=0, **options):
     return validate_overload(OverloadTask(samples[0].op, samples, tuple((n,) for n in ranks), seed, **options), silent)
 
 
-def heard(*samples, **options):
+def validated(*samples, **options):
     """The results of all units as one."""
     found = by_unit(*samples, **options)
     return TaskResult(
@@ -72,15 +72,15 @@ def strategy_of(one, function, monkeypatch):
 @pytest.mark.usefixtures("as_given")
 @if_cumprod_is_wrong
 def test_cumprod_along_a_negative_dim_is_suspected_on_that_dim_and_on_no_other():
-    hearing = heard(sample("cumprod.default", X, -1))
-    assert lines(hearing.suspects) == ["S(1) -> S(1)"]
-    assert lines(hearing.sound) == ["R -> R", "S(0) -> S(0)"]
+    unit_result = validated(sample("cumprod.default", X, -1))
+    assert lines(unit_result.suspects) == ["S(1) -> S(1)"]
+    assert lines(unit_result.sound) == ["R -> R", "S(0) -> S(0)"]
 
 
 @pytest.mark.usefixtures("as_given")
 @if_cumprod_is_wrong
 def test_a_charge_has_the_evidence_and_what_each_rank_was_given():
-    (charges,) = heard(sample("cumprod.default", X, -1), seed=7).suspects.values()
+    (charges,) = validated(sample("cumprod.default", X, -1), seed=7).suspects.values()
     (charge,) = charges
     assert charge.instance.verdict is Verdict.UNSOUND
     assert charge.instance.evidence.reason.startswith("as S(1): the shards make")
@@ -92,8 +92,8 @@ def test_a_charge_has_the_evidence_and_what_each_rank_was_given():
 @if_cumprod_is_wrong
 def test_the_smallest_cases_are_kept_those_of_few_ranks_first():
     shapes = [(6, 12), (4, 6), (2, 24), (8, 6), (4, 3)]
-    hearing = heard(*(sample("cumprod.default", numbers(*shape), -1) for shape in shapes), ranks=(3, 2))
-    (charges,) = [c for line, c in hearing.suspects.items() if line.endswith("S(1) -> S(1)")]
+    unit_result = validated(*(sample("cumprod.default", numbers(*shape), -1) for shape in shapes), ranks=(3, 2))
+    (charges,) = [c for line, c in unit_result.suspects.items() if line.endswith("S(1) -> S(1)")]
     kept = [(charge.instance.ranks, charge.instance.sample.size) for charge in charges]
     assert kept == [(2, 12), (2, 24), (2, 48)]
     assert len(kept) == KEPT_CANDIDATES
@@ -104,7 +104,7 @@ def test_ordinary_values_are_kept_before_not_a_number():
     """`patched` is wrong where there is a NaN: the larger sample has one of its own."""
     small, large = numbers(4, 4), numbers(8, 4)
     large[0, 0] = torch.nan
-    charges = heard(planted("patched", small), planted("patched", large)).suspects[
+    charges = validated(planted("patched", small), planted("patched", large)).suspects[
         "planted.patched.default: S(0) -> S(0)"
     ]
     assert [(c.instance.evidence.variant, c.instance.sample.size) for c in charges] == [("", 32), ("specials", 16)]
@@ -114,7 +114,7 @@ def test_ordinary_values_are_kept_before_not_a_number():
 def test_a_case_holds_the_very_draw_that_showed_it(monkeypatch):
     one = sample("ne.Scalar", X, 0.0)
     monkeypatch.setattr(dtensor_source, "claims", lambda *_: [Claim(rule(one, "P(sum) -> R"), "test")])
-    ((charge,),) = heard(one).suspects.values()
+    ((charge,),) = validated(one).suspects.values()
     assert charge.instance.evidence.draw == 1
     assert any((held == 0).any() for held in case(charge).held[0])
 
@@ -127,35 +127,35 @@ def test_claims_for_the_real_dispatch_are_put_aside_with_their_cases():
     columns = range(
         END_TO_END_SAMPLES + 6, 4, -1
     )  # each smaller than the one before, so that the last would be liked best
-    hearing = heard(*(sample("argmax.default", numbers(4, n), 0) for n in columns), ranks=(2, 3))
-    assert hearing.suspects == {}
-    assert "S(1) -> S(0)" in lines(hearing.whole)
-    for charges in hearing.whole.values():
+    unit_result = validated(*(sample("argmax.default", numbers(4, n), 0) for n in columns), ranks=(2, 3))
+    assert unit_result.suspects == {}
+    assert "S(1) -> S(0)" in lines(unit_result.whole)
+    for charges in unit_result.whole.values():
         sizes = [charge.instance.sample.size for charge in charges]
         assert len(sizes) == END_TO_END_SAMPLES and min(sizes) == 4 * columns[END_TO_END_SAMPLES - 1]
 
 
 @pytest.mark.usefixtures("as_given")
 def test_placements_of_dtensors_own_are_given_replicated_where_they_come_in():
-    hearing = heard(sample("embedding.default", X, torch.tensor([0, 3])))
-    (charge,) = hearing.whole["aten.embedding.default: S(0), P(mask) -> P(mask)"]
+    unit_result = validated(sample("embedding.default", X, torch.tensor([0, 3])))
+    (charge,) = unit_result.whole["aten.embedding.default: S(0), P(mask) -> P(mask)"]
     assert str(case(charge).rule) == "aten.embedding.default: S(0), R -> P(mask)"
 
 
 def test_a_random_op_is_sound_by_metadata_and_listed_as_such():
-    hearing = heard(sample("rand_like.default", X))
-    assert "S(0) -> S(0)" in lines(hearing.by_metadata)
-    assert hearing.by_metadata <= set(hearing.sound)
-    assert heard(sample("relu.default", X)).by_metadata == set()
+    unit_result = validated(sample("rand_like.default", X))
+    assert "S(0) -> S(0)" in lines(unit_result.by_metadata)
+    assert unit_result.by_metadata <= set(unit_result.sound)
+    assert validated(sample("relu.default", X)).by_metadata == set()
 
 
 def test_what_means_nothing_for_a_dtype_is_untestable_and_says_why():
-    hearing = heard(sample("neg.default", numbers(4, dtype=torch.complex64)))
-    assert hearing.untestable == {
+    unit_result = validated(sample("neg.default", numbers(4, dtype=torch.complex64)))
+    assert unit_result.untestable == {
         "aten.neg.default: P(max) -> P(min)": "P(max) means nothing for this dtype",
         "aten.neg.default: P(min) -> P(max)": "P(min) means nothing for this dtype",
     }
-    assert "P(sum) -> P(sum)" in lines(hearing.sound)
+    assert "P(sum) -> P(sum)" in lines(unit_result.sound)
 
 
 # What is skipped, and why.
@@ -163,24 +163,24 @@ def test_what_means_nothing_for_a_dtype_is_untestable_and_says_why():
 
 @pytest.mark.usefixtures("as_given")
 def test_a_sample_that_the_op_refuses_is_counted():
-    hearing = heard(
+    unit_result = validated(
         sample("mm.default", numbers(2, 3), numbers(2, 3)), sample("mm.default", numbers(2, 3), numbers(3, 4))
     )
-    assert hearing.skipped == {"the op refuses this sample: RuntimeError": 1}
-    assert hearing.samples == 1
+    assert unit_result.skipped == {"the op refuses this sample: RuntimeError": 1}
+    assert unit_result.samples == 1
 
 
 def test_a_sample_that_noise_moves_says_nothing():
-    hearing = heard(sample("floor.default", torch.arange(6.0)))
-    assert hearing.skipped == {"ill-conditioned: one-ulp noise moves most of the result": 1}
-    assert (hearing.samples, hearing.tried) == (0, 0)
+    unit_result = validated(sample("floor.default", torch.arange(6.0)))
+    assert unit_result.skipped == {"ill-conditioned: one-ulp noise moves most of the result": 1}
+    assert (unit_result.samples, unit_result.tried) == (0, 0)
 
 
 @pytest.mark.usefixtures("as_given")
 def test_how_many_placement_tuples_of_a_decomposition_are_drawn_is_said_for_each_mesh_size(monkeypatch):
     monkeypatch.setattr(claim_sources, "MOST_TRACES", 2)
-    hearing = heard(sample("absolute.default", X), ranks=(2, 3))
-    assert hearing.skipped == {"DTensor has 3 placement tuples through this decomposition; 2 are drawn": 2}
+    unit_result = validated(sample("absolute.default", X), ranks=(2, 3))
+    assert unit_result.skipped == {"DTensor has 3 placement tuples through this decomposition; 2 are drawn": 2}
 
 
 @pytest.mark.usefixtures("as_given")
@@ -194,9 +194,9 @@ def test_a_strategy_of_dtensors_that_raises_is_counted_and_is_no_crash(error, sa
 
     one = planted("forgotten", X)
     strategy_of(one, raises, monkeypatch)
-    hearing = heard(one)
-    assert hearing.skipped == {f"DTensor's own rule raises {said}": 1}
-    assert hearing.crashed == []
+    unit_result = validated(one)
+    assert unit_result.skipped == {f"DTensor's own rule raises {said}": 1}
+    assert unit_result.crashed == []
 
 
 @pytest.mark.usefixtures("as_given")
@@ -209,11 +209,11 @@ def test_a_strategy_that_does_not_return_is_a_refused_call_on_lockstep_ranks_too
     monkeypatch.setattr(rank_runs, "CALL_SECONDS", 0.3)
     one = planted("forgotten", X)
     strategy_of(one, stays, monkeypatch)
-    hearing = heard(one, ranks=(2, 3))
+    unit_result = validated(one, ranks=(2, 3))
     place = f"no return within 0.3 s of processor time from stays (test_overload.py:{stays.__code__.co_firstlineno})"
-    assert hearing.skipped == {f"DTensor's own rule: {place}": 2}
-    assert hearing.crashed == []
-    ((candidate,),) = hearing.suspects.values()
+    assert unit_result.skipped == {f"DTensor's own rule: {place}": 2}
+    assert unit_result.crashed == []
+    ((candidate,),) = unit_result.suspects.values()
     assert candidate.instance.verdict is Verdict.REFUSED
     assert (
         candidate.instance.evidence.reason
@@ -229,16 +229,16 @@ def test_a_strategy_that_does_not_return_is_a_refused_call_on_lockstep_ranks_too
 def test_later_samples_of_a_decomposition_are_not_traced_with_partials(monkeypatch):
     asked = []
     monkeypatch.setattr(dtensor_source, "claims", lambda one, ranks, truth, alone: asked.append(alone.partials) or [])
-    heard(*[sample("absolute.default", X)] * (PARTIALS + 2))
+    validated(*[sample("absolute.default", X)] * (PARTIALS + 2))
     assert asked == [True] * PARTIALS + [False] * 2
 
 
 @pytest.mark.usefixtures("as_given")
 def test_a_call_of_which_dtensor_says_nothing_is_counted(monkeypatch):
     monkeypatch.setattr(dtensor_source, "claims", lambda *_: [])
-    hearing = heard(sample("neg.default", X), sample("neg.default", numbers(4)), ranks=(2, 3))
-    assert hearing.skipped == {"DTensor claims nothing about this call": 4}
-    assert (hearing.samples, hearing.tried, hearing.sound) == (4, 0, set())
+    unit_result = validated(sample("neg.default", X), sample("neg.default", numbers(4)), ranks=(2, 3))
+    assert unit_result.skipped == {"DTensor claims nothing about this call": 4}
+    assert (unit_result.samples, unit_result.tried, unit_result.sound) == (4, 0, set())
 
 
 # Crashes.
@@ -248,13 +248,13 @@ def test_a_call_of_which_dtensor_says_nothing_is_counted(monkeypatch):
 @pytest.mark.parametrize("where", ["in the op", "on a shard"])
 def test_a_crash_of_one_sample_leaves_the_rest(where):
     bad = numbers(3) if where == "in the op" else numbers(6)
-    hearing = heard(planted("trips", numbers(4)), planted("trips", bad), planted("trips", numbers(8)))
-    (crash,) = hearing.crashed
+    unit_result = validated(planted("trips", numbers(4)), planted("trips", bad), planted("trips", numbers(8)))
+    (crash,) = unit_result.crashed
     assert crash.error == "ZeroDivisionError: three"
     assert crash.sample == f"planted.trips.default(f64[{len(bad)}]) from test"
     assert "in trips" in crash.trace
-    assert lines(hearing.sound) == ["R -> R", "S(0) -> S(0)"]
-    assert hearing.suspects == {}
+    assert lines(unit_result.sound) == ["R -> R", "S(0) -> S(0)"]
+    assert unit_result.suspects == {}
 
 
 def test_a_crash_of_another_form_keeps_what_came_before(monkeypatch):
@@ -263,9 +263,9 @@ def test_a_crash_of_another_form_keeps_what_came_before(monkeypatch):
         raise ZeroDivisionError("in a form")
 
     monkeypatch.setattr(trial, "variations", variations)
-    hearing = heard(planted("trips", numbers(4)))
-    assert [crash.error for crash in hearing.crashed] == ["ZeroDivisionError: in a form"]
-    assert lines(hearing.sound) == ["R -> R", "S(0) -> S(0)"]
+    unit_result = validated(planted("trips", numbers(4)))
+    assert [crash.error for crash in unit_result.crashed] == ["ZeroDivisionError: in a form"]
+    assert lines(unit_result.sound) == ["R -> R", "S(0) -> S(0)"]
 
 
 def test_steps_are_noted_before_they_are_taken_and_those_to_skip_are_not():
@@ -327,7 +327,7 @@ def test_an_overload_without_samples_has_its_units_all_the_same():
 
 def test_the_same_seed_gives_the_same_results():
     samples = (sample("cumprod.default", X, -1), sample("cumprod.default", numbers(4, 4), 0))
-    first, again = (repr(heard(*samples, ranks=(2, 3), seed=1, search=True)) for _ in range(2))
+    first, again = (repr(validated(*samples, ranks=(2, 3), seed=1, search=True)) for _ in range(2))
     assert first == again
 
 

@@ -12,7 +12,7 @@ from strategies.validation import overload
 from strategies.validation.sources import dtensor as claim_sources
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
-from tests.strategies.validation.test_overload import by_unit, case, heard
+from tests.strategies.validation.test_overload import by_unit, case, validated
 from tests.strategies.wrong_here import if_cumprod_has_a_rule, if_cumprod_is_wrong
 
 X = numbers(4, 6)
@@ -42,7 +42,7 @@ def all_drawn(monkeypatch):
 
 @if_cumprod_is_wrong
 def test_the_negative_dim_is_tried_though_the_sample_came_with_a_positive_one():
-    charges = heard(sample("cumprod.default", X, 1)).suspects["aten.cumprod.default: S(1) -> S(1)"]
+    charges = validated(sample("cumprod.default", X, 1)).suspects["aten.cumprod.default: S(1) -> S(1)"]
     assert {charge.instance.sample.call.args[1] for charge in charges} == {-1}
     assert charges[0].instance.sample.origin == "test, dims respelled"
 
@@ -50,7 +50,7 @@ def test_the_negative_dim_is_tried_though_the_sample_came_with_a_positive_one():
 def test_only_a_spelling_that_gives_the_same_is_tried(tried):
     """Of three dims the last is -1; -2 is another call, as unsqueeze counts the new dim."""
     one = sample("unsqueeze.default", numbers(3, 3), 2)
-    heard(one)
+    validated(one)
     respelled = [other for other, _ in tried if other.origin == "test, dims respelled"]
     assert [other.call.args[1] for other in respelled] == [-1]
     assert same_results(run_oracle(one), run_oracle(respelled[0]))
@@ -61,10 +61,10 @@ def test_only_a_spelling_that_gives_the_same_is_tried(tried):
 def test_each_form_counts_as_a_sample_with_all_its_claims():
     one = sample("cumprod.default", X, 1)
     forms = [form for form, *_ in variations(one, run_oracle(one), 0, seed=0, traced=False)]
-    hearing = heard(one)
-    assert (hearing.samples, hearing.crashed, hearing.skipped) == (len(forms), [], {})
+    unit_result = validated(one)
+    assert (unit_result.samples, unit_result.crashed, unit_result.skipped) == (len(forms), [], {})
     assert (
-        hearing.tried
+        unit_result.tried
         == sum(len(claim_sources.claims(form, 2, run_oracle(form).raw)) for form in forms)
         > len(forms)
         > 1
@@ -73,27 +73,27 @@ def test_each_form_counts_as_a_sample_with_all_its_claims():
 
 def test_an_operand_of_another_length_is_tried_where_the_op_takes_that(tried):
     index = torch.zeros(4, 6, dtype=torch.int64)
-    assert_clean(heard(sample("gather.default", X, 0, index)))
+    assert_clean(validated(sample("gather.default", X, 0, index)))
     shorter = [other for other, _ in tried if other.origin.endswith("shortened")]
     assert [[tuple(x.shape) for x in other.tensors] for other in shorter] == [[(4, 6), (3, 6)]]
     tried.clear()
-    assert_clean(heard(sample("add.Tensor", X, X)))
+    assert_clean(validated(sample("add.Tensor", X, X)))
     assert tried and not any(other.origin.endswith("shortened") for other, _ in tried)
 
 
-def assert_clean(hearing):
+def assert_clean(unit_result):
     """What an op refuses of a form is no sample, and nothing to be told."""
-    assert (hearing.crashed, hearing.skipped) == ([], {})
+    assert (unit_result.crashed, unit_result.skipped) == ([], {})
 
 
 def test_a_users_own_samples_are_tried_in_forms_of_the_same_call_only(tried):
     given = sample("gather.default", X, 0, torch.zeros(4, 6, dtype=torch.int64))
     own = replace(given, origin="samples() of mine")
-    heard(own)
+    validated(own)
     calls = [other.arguments() for other, _ in tried]
     assert len(calls) > 1 and all(same_results(run_oracle(own), run_oracle(other)) for other, _ in tried)
     tried.clear()
-    heard(given)
+    validated(given)
     assert not all(same_results(run_oracle(given), run_oracle(other)) for other, _ in tried)
 
 
@@ -102,7 +102,7 @@ def test_a_users_own_samples_are_tried_in_forms_of_the_same_call_only(tried):
 def test_forms_take_turns_over_the_samples_of_one_class(tried):
     def origins(count):
         tried.clear()
-        heard(*(sample("cumprod.default", numbers(4, 6, seed=n), 1) for n in range(count)))
+        validated(*(sample("cumprod.default", numbers(4, 6, seed=n), 1) for n in range(count)))
         return [other.origin for other, _ in tried]
 
     always = sum(form.always > 0 for form in FORMS)
@@ -132,7 +132,7 @@ def shown(tried):
 
 def test_a_rule_that_is_wrong_for_not_a_number_is_suspected_with_the_name_of_the_values():
     one = planted("patched", numbers(4, 4))
-    charges = heard(one, seed=3).suspects["planted.patched.default: S(0) -> S(0)"]
+    charges = validated(one, seed=3).suspects["planted.patched.default: S(0) -> S(0)"]
     assert {charge.instance.evidence.variant for charge in charges} <= {"specials", "holes"}
     (charge,) = [c for c in charges if c.instance.sample is one]
     assert not charge.instance.sample.tensors[0].isnan().any()
@@ -142,7 +142,7 @@ def test_a_rule_that_is_wrong_for_not_a_number_is_suspected_with_the_name_of_the
 
 
 def test_other_values_take_turns_over_the_samples(tried):
-    heard(*(sample("neg.default", numbers(4, 6, seed=n)) for n in range(6)))
+    validated(*(sample("neg.default", numbers(4, 6, seed=n)) for n in range(6)))
     assert all(len(variants) <= overload.VALUES_PER_SAMPLE for _, variants in tried)
     assert all(len(variants) <= overload.VALUES_PER_FORM for one, variants in tried if one.origin != "test")
     assert any(variants for one, variants in tried if one.origin != "test")

@@ -59,14 +59,14 @@ def one_of(planted, names, turn):
     return ops[turn // 4 % len(ops)]
 
 
-def heard(planted, op):
+def validated(planted, op):
     """The rules suspected on 2, 3 or 4 ranks, and those that are sound; whatever else happened is a failure."""
     target = overload(op)
     made = (call_of(target, args, kwargs) for args, kwargs in planted.samples(target))
     samples = tuple(Sample(call, tuple(tensors), "samples() #0") for call, tensors in made)
-    hearings = validate_overload(OverloadTask(op, samples, ((2,), (3,), (4,)), 0), lambda number: None)
-    assert not any(h.crashed or h.skipped for h in hearings)
-    rules = [{name.removeprefix(f"{op}: ") for h in hearings for name in kept(h)} for kept in (SUSPECTS, SOUND)]
+    unit_results = validate_overload(OverloadTask(op, samples, ((2,), (3,), (4,)), 0), lambda number: None)
+    assert not any(h.crashed or h.skipped for h in unit_results)
+    rules = [{name.removeprefix(f"{op}: ") for h in unit_results for name in kept(h)} for kept in (SUSPECTS, SOUND)]
     return rules[0], rules[1] - rules[0]
 
 
@@ -74,14 +74,14 @@ def heard(planted, op):
 @FEW
 def test_the_probe_kills_a_mutant(planted, turn):
     op = one_of(planted, planted.MUTANTS, turn)
-    suspects, _ = heard(planted, op)
+    suspects, _ = validated(planted, op)
     assert suspects == {row for row, right in planted.rows_of(op).items() if not right}, planted.MUTANTS[op]
 
 
 @FEW
 def test_the_probe_finds_an_original_sound(planted, turn):
     op = one_of(planted, planted.ORIGINALS, turn)
-    suspects, sound = heard(planted, op)
+    suspects, sound = validated(planted, op)
     assert not suspects and {*planted.rows_of(op)} <= sound
 
 

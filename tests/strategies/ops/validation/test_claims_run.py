@@ -48,51 +48,51 @@ def entry(op, lines):
 
 def tried(one, *calls, without=None):
     with WorkerPool(1) as crew:
-        (heard,) = validate_rules(crew, [one], {one.op: calls} if calls else {}, without or {}, TERMS)
-    return heard
+        (validated,) = validate_rules(crew, [one], {one.op: calls} if calls else {}, without or {}, TERMS)
+    return validated
 
 
 def test_a_right_rule_is_heard_as_right():
-    heard = tried(entry("aten.neg.default", rows), sample("aten.neg.default", 4, 2))
-    assert heard.tested and not heard.wrong and heard.lines == 1 and heard.calls > 1
+    validated = tried(entry("aten.neg.default", rows), sample("aten.neg.default", 4, 2))
+    assert validated.tested and not validated.wrong and validated.lines == 1 and validated.calls > 1
 
 
 def test_a_wrong_rule_is_heard_as_wrong_with_its_call():
-    heard = tried(entry("aten.cumsum.default", rows), sample("aten.cumsum.default", 4, 2, args=(0,)))
-    assert heard.tested and len(heard.wrong) == 1
-    assert heard.wrong[0].startswith("aten.cumsum.default: S(0) -> S(0) on 2 ranks, cumsum.default(f32[4,2], 0)")
+    validated = tried(entry("aten.cumsum.default", rows), sample("aten.cumsum.default", 4, 2, args=(0,)))
+    assert validated.tested and len(validated.wrong) == 1
+    assert validated.wrong[0].startswith("aten.cumsum.default: S(0) -> S(0) on 2 ranks, cumsum.default(f32[4,2], 0)")
 
 
 def test_a_call_that_kills_its_process_costs_that_call_alone():
     one = entry("aten.neg.default", deadly)
-    heard = tried(one, sample("aten.neg.default", 3, 2), sample("aten.neg.default", 8, 1))
-    assert heard.untried == ("f32[3,2]: the process died with SIGKILL",)
-    assert heard.tested and not heard.wrong
+    validated = tried(one, sample("aten.neg.default", 3, 2), sample("aten.neg.default", 8, 1))
+    assert validated.untried == ("f32[3,2]: the process died with SIGKILL",)
+    assert validated.tested and not validated.wrong
 
 
 def test_an_entry_without_calls_says_why():
-    heard = tried(entry("aten.neg.default", rows), without={"aten.neg.default": "no kernel"})
-    assert not heard.tested and heard.untried == ("no kernel",)
+    validated = tried(entry("aten.neg.default", rows), without={"aten.neg.default": "no kernel"})
+    assert not validated.tested and validated.untried == ("no kernel",)
 
 
 def test_a_call_that_the_op_refuses_is_no_test_and_says_so():
-    heard = tried(entry("aten.mm.default", rows), sample("aten.mm.default", 4, args=(Leaf(0),)))
-    assert not heard.tested and heard.untried == ("none of its calls gives what could be compared",)
+    validated = tried(entry("aten.mm.default", rows), sample("aten.mm.default", 4, args=(Leaf(0),)))
+    assert not validated.tested and validated.untried == ("none of its calls gives what could be compared",)
 
 
 def test_a_rule_that_raises_is_no_right_rule():
-    heard = tried(entry("aten.neg.default", broken), sample("aten.neg.default", 4, 2))
-    assert heard.wrong == ("the validation failed: ZeroDivisionError: here",)
+    validated = tried(entry("aten.neg.default", broken), sample("aten.neg.default", 4, 2))
+    assert validated.wrong == ("the validation failed: ZeroDivisionError: here",)
 
 
-@pytest.mark.parametrize(("heard", "code"), [
+@pytest.mark.parametrize(("validated", "code"), [
     (RuleResult("a.b.c", "some", "here:1", sound=3, calls=1), CLEAN),
     (RuleResult("a.b.c", "some", "here:1", wrong=("a line",), calls=1), WRONG),
     (RuleResult("a.b.c", "some", "here:1", untried=("no kernel",)), NOTHING),
     (RuleResult("a.b.c", "some", "here:1", calls=4), NOTHING),
 ])  # fmt: skip
-def test_the_exit_code_is_that_of_what_was_heard(heard, code, capsys):
-    assert print_validation([heard], Console(width=200)) == code
+def test_the_exit_code_is_that_of_what_was_heard(validated, code, capsys):
+    assert print_validation([validated], Console(width=200)) == code
     said = capsys.readouterr().out
     assert ("not tested: a.b.c" in said) == (code == NOTHING)
     assert ("WRONG a line" in said) == (code == WRONG)

@@ -115,8 +115,8 @@ def test_plans_cost_what_ours_would_cost_and_never_less_than_the_cheapest():
 def test_loggers_are_quiet_meanwhile_and_as_they_were_also_after_a_refusal(monkeypatch):
     before, meanwhile = logging.root.manager.disable, []
     asked = _redistribute._gen_transform_infos_non_cached
-    heard = lambda *each: (meanwhile.append(logging.root.manager.disable), asked(*each))[1]  # noqa: E731
-    monkeypatch.setattr(_redistribute, "_gen_transform_infos_non_cached", heard)
+    validated = lambda *each: (meanwhile.append(logging.root.manager.disable), asked(*each))[1]  # noqa: E731
+    monkeypatch.setattr(_redistribute, "_gen_transform_infos_non_cached", validated)
     dtensor_plan(spec("R R"), spec("P(product) R"))
     assert meanwhile == [logging.CRITICAL] and logging.root.manager.disable == before
 

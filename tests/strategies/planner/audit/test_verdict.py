@@ -285,25 +285,25 @@ def test_one_rank_that_raises_is_no_refusal():
 
 
 def test_a_rank_that_raises_alone_on_threads_stops_the_run(monkeypatch):
-    def heard(part, mesh):
+    def validated(part, mesh):
         if mesh.get_rank() == 1:
             return RedistributionResult("ValueError: only I")
         torch.distributed.barrier()
         return RedistributionResult("", part.piece)
 
-    monkeypatch.setattr(verdict.rank_run, "result_of_rank", heard)
+    monkeypatch.setattr(verdict.rank_run, "result_of_rank", validated)
     found = run_on_threads([rank_work(PairRun.of(PAIR), "greedy")])[0]
     assert (found.kind, found.ranks) == ("stops", (1,))
     assert "ValueError: only I" in found.text
 
 
 def test_ranks_that_wait_for_each_other_stop_the_run(monkeypatch):
-    def heard(part, mesh):
+    def validated(part, mesh):
         if mesh.get_rank() == 1:
             torch.distributed.barrier()
         return RedistributionResult("", part.piece)
 
-    monkeypatch.setattr(verdict.rank_run, "result_of_rank", heard)
+    monkeypatch.setattr(verdict.rank_run, "result_of_rank", validated)
     assert run_on_threads([rank_work(PairRun.of(PAIR), "greedy")])[0].kind == "stops"
 
 

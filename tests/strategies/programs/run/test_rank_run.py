@@ -26,7 +26,7 @@ def pool():
 
 
 @pytest.fixture
-def heard(pool):
+def validated(pool):
     """What each of the two ranks hears of a sample with these input placements."""
 
     def ask(one, text, **changes):
@@ -54,8 +54,8 @@ def assert_whole(found, *want):
             torch.testing.assert_close(got, expected)
 
 
-def test_each_rank_tells_its_piece_and_the_whole(heard):
-    found = heard(sample("neg.default", X), "S(0)")
+def test_each_rank_tells_its_piece_and_the_whole(validated):
+    found = validated(sample("neg.default", X), "S(0)")
     assert_whole(found, -X)
     assert [one.placements for one in found] == [("S(0)",)] * 2
     assert [one.shapes for one in found] == [((3, 4),), ((2, 4),)]
@@ -70,50 +70,50 @@ def test_each_rank_tells_its_piece_and_the_whole(heard):
     ("max.dim", (0,), "S(1)", ("S(0)", "S(0)")),
     ("split.Tensor", (3,), "S(1)", ("S(1)", "S(1)")),
 ])  # fmt: skip
-def test_results_are_put_together_from_their_placements(heard, op, args, text, outputs):
+def test_results_are_put_together_from_their_placements(validated, op, args, text, outputs):
     one = sample(op, X, *args)
-    found = heard(one, text)
+    found = validated(one, text)
     assert [h.placements for h in found] == [outputs] * 2
     want = one.call(one.tensors)
     assert_whole(found, *([want] if isinstance(want, torch.Tensor) else want))
 
 
-def test_an_average_is_put_together_though_gloo_has_none(heard):
+def test_an_average_is_put_together_though_gloo_has_none(validated):
     x = numbers(4, 6)
-    found = heard(sample("mean.dim", x, [0]), "S(0)")
+    found = validated(sample("mean.dim", x, [0]), "S(0)")
     assert found[0].placements == ("P(avg)",)
     assert_whole(found, x.mean(0))
 
 
-def test_tensors_in_lists_and_among_keywords_find_their_place(heard):
-    assert_whole(heard(sample("cat.default", [X, X + 1], 0), "S(1), S(1)"), torch.cat([X, X + 1]))
-    assert_whole(heard(sample("clamp.Tensor", X, max=X * 0), "S(1), S(1)"), X.clamp(max=0.0))
+def test_tensors_in_lists_and_among_keywords_find_their_place(validated):
+    assert_whole(validated(sample("cat.default", [X, X + 1], 0), "S(1), S(1)"), torch.cat([X, X + 1]))
+    assert_whole(validated(sample("clamp.Tensor", X, max=X * 0), "S(1), S(1)"), X.clamp(max=0.0))
 
 
-def test_strides_of_the_whole_tensor_reach_the_ranks(heard):
+def test_strides_of_the_whole_tensor_reach_the_ranks(validated):
     turned = numbers(4, 6).t()
-    assert_whole(heard(sample("neg.default", turned), "S(0)"), -turned)
+    assert_whole(validated(sample("neg.default", turned), "S(0)"), -turned)
 
 
-def test_what_is_no_tensor_has_no_placement(heard):
-    found = heard(sample("is_same_size.default", X, X), "R, R")
+def test_what_is_no_tensor_has_no_placement(validated):
+    found = validated(sample("is_same_size.default", X, X), "R, R")
     assert [(one.placements, one.shapes, one.pieces) for one in found] == [(("-",), (None,), (True,))] * 2
     assert found[0].whole == (True,)
 
 
-def test_an_op_that_writes_is_run_on_the_pieces(heard):
-    assert_whole(heard(sample("mul_.Scalar", X, 3.0), "S(0)"), X * 3)
+def test_an_op_that_writes_is_run_on_the_pieces(validated):
+    assert_whole(validated(sample("mul_.Scalar", X, 3.0), "S(0)"), X * 3)
     assert torch.equal(X, numbers(5, 4))
 
 
-def test_an_argument_that_is_written_to_and_not_returned_is_heard_of_too(heard):
-    found = heard(sample("_foreach_neg_.default", [X]), "S(0)")
+def test_an_argument_that_is_written_to_and_not_returned_is_heard_of_too(validated):
+    found = validated(sample("_foreach_neg_.default", [X]), "S(0)")
     assert found[0].placements == ("S(0)",)
     assert_whole(found, -X)
 
 
-def test_a_rank_that_raises_alone_is_told_to_all_and_nobody_waits(heard):
-    found = heard(planted("one_raises", X), "S(0)")
+def test_a_rank_that_raises_alone_is_told_to_all_and_nobody_waits(validated):
+    found = validated(planted("one_raises", X), "S(0)")
     assert [one.failed for one in found] == ["op", "op"]
     assert [one.errors for one in found] == [("", "ValueError: not on this rank")] * 2
     assert "in one_raises" in found[1].trace
@@ -121,24 +121,24 @@ def test_a_rank_that_raises_alone_is_told_to_all_and_nobody_waits(heard):
     assert found[0].whole == ()
 
 
-def test_a_call_that_dtensor_refuses_is_told_with_every_ranks_sentence(heard):
-    found = heard(sample("mm.default", X, X), "R, R")
+def test_a_call_that_dtensor_refuses_is_told_with_every_ranks_sentence(validated):
+    found = validated(sample("mm.default", X, X), "R, R")
     assert all(
         len(one.errors) == 2 and all("must have same reduction dim" in error for error in one.errors) for one in found
     )
     assert "\n" not in found[0].errors[0]
 
 
-def test_results_that_cannot_be_put_together_are_told_with_their_pieces(heard):
-    found = heard(planted("remembered", numbers(4, dtype=torch.int16)), "P(sum)")  # gloo cannot add these
+def test_results_that_cannot_be_put_together_are_told_with_their_pieces(validated):
+    found = validated(planted("remembered", numbers(4, dtype=torch.int16)), "P(sum)")  # gloo cannot add these
     assert [one.failed for one in found] == ["full_tensor"] * 2
     assert found[0].placements == ("P(sum)",)
     assert found[0].pieces[0].shape == (4,)
     assert found[0].errors == ("RuntimeError: Invalid scalar type",) * 2
 
 
-def test_pieces_that_do_not_match_are_told_and_are_not_put_together(heard):
-    found = heard(planted("one_grows", X), "S(0)")
+def test_pieces_that_do_not_match_are_told_and_are_not_put_together(validated):
+    found = validated(planted("one_grows", X), "S(0)")
     assert [one.failed for one in found] == ["full_tensor"] * 2
     assert [one.errors for one in found] == [
         ("", "WrongPieceShape: its piece has shape (3, 4), S(0) of (5, 4) is (2, 4)")
@@ -147,19 +147,19 @@ def test_pieces_that_do_not_match_are_told_and_are_not_put_together(heard):
     assert found[0].whole == ()
 
 
-def test_the_processes_serve_again_after_an_error(heard, pool):
+def test_the_processes_serve_again_after_an_error(validated, pool):
     before = pool.pids
-    heard(planted("one_raises", X), "S(0)")
-    assert_whole(heard(sample("neg.default", X), "S(0)"), -X)
+    validated(planted("one_raises", X), "S(0)")
+    assert_whole(validated(sample("neg.default", X), "S(0)"), -X)
     assert pool.pids == before
 
 
-def test_a_users_ops_are_there_once_his_module_is_imported(heard):
-    assert_whole(heard(planted("remembered", X), "P(sum)"), X * 2)
+def test_a_users_ops_are_there_once_his_module_is_imported(validated):
+    assert_whole(validated(planted("remembered", X), "P(sum)"), X * 2)
 
 
-def test_a_rank_that_plays_logs_nothing(heard, pool):
-    heard(sample("mm.default", X, X), "R, R")
+def test_a_rank_that_plays_logs_nothing(validated, pool):
+    validated(sample("mm.default", X, X), "R, R")
     assert [outcome.value for outcome in pool.call(logs_errors, [(), ()])] == [False, False]
     assert logs_errors()
 

@@ -235,7 +235,7 @@ def test_one_pool_at_a_time_reused_while_the_number_of_ranks_is_the_same(monkeyp
             log.append(f"start {ranks}")
 
         def call(self, fn, args, *, idle):
-            return heard(*[list(p) for p in NEG.truth.outputs[0].chunk(self.ranks)])
+            return validated(*[list(p) for p in NEG.truth.outputs[0].chunk(self.ranks)])
 
         def close(self):
             log.append(f"end {self.ranks}")
@@ -300,7 +300,7 @@ def test_what_cannot_be_held_is_no_program(real_runs):
 NEG = case_of(sample("neg.default", torch.tensor([1.0, 2.0, 3.0, 4.0])), "S(0) -> S(0)")
 
 
-def heard(*pieces, whole=None, placement="S(0)", errors=(), failed="", trace=""):
+def validated(*pieces, whole=None, placement="S(0)", errors=(), failed="", trace=""):
     """The outcomes of ranks that hold these pieces of one result."""
     pieces = [torch.tensor(piece) for piece in pieces]
     whole = torch.cat(pieces) if whole is None else torch.tensor(whole)
@@ -309,22 +309,22 @@ def heard(*pieces, whole=None, placement="S(0)", errors=(), failed="", trace="")
 
 
 def test_right_pieces_are_right():
-    assert case_confirmation(NEG, heard([-1.0, -2.0], [-3.0, -4.0])).wrong == ""
+    assert case_confirmation(NEG, validated([-1.0, -2.0], [-3.0, -4.0])).wrong == ""
 
 
 def test_one_wrong_element_is_told_with_both_values():
-    found = case_confirmation(NEG, heard([-1.0, -2.0], [-3.0, -5.0]))
+    found = case_confirmation(NEG, validated([-1.0, -2.0], [-3.0, -5.0]))
     assert_wrong(found, r".* differs at \[3\]: got -5, expected -4 \(1 of 4 elements differ\)")
 
 
 def test_rounding_is_not_a_difference():
-    assert case_confirmation(NEG, heard([-1.0, -2.0], [-3.0, -4.0000005])).wrong == ""
+    assert case_confirmation(NEG, validated([-1.0, -2.0], [-3.0, -4.0000005])).wrong == ""
 
 
 def test_large_parts_are_given_room_for_rounding():
     off = [-1.0, -2.0, -3.0, -4.01]
-    assert case_confirmation(NEG, heard([1e5] * 4, [-1e5] * 4, whole=off, placement="P(sum)")).wrong == ""
-    assert case_confirmation(NEG, heard([1.0] * 4, [-5.0] * 4, whole=off, placement="P(sum)")).wrong
+    assert case_confirmation(NEG, validated([1e5] * 4, [-1e5] * 4, whole=off, placement="P(sum)")).wrong == ""
+    assert case_confirmation(NEG, validated([1.0] * 4, [-5.0] * 4, whole=off, placement="P(sum)")).wrong
 
 
 @pytest.mark.parametrize(("whole", "reason"), [
@@ -332,23 +332,24 @@ def test_large_parts_are_given_room_for_rounding():
     ([-1, -2, -3, -4], r".* has dtype torch.int64, expected torch.float32"),
 ], ids=["shape", "dtype"])  # fmt: skip
 def test_another_shape_or_dtype_of_the_whole_is_wrong(whole, reason):
-    assert_wrong(case_confirmation(NEG, heard([-1.0, -2.0], [-3.0, -4.0], whole=whole)), reason)
+    assert_wrong(case_confirmation(NEG, validated([-1.0, -2.0], [-3.0, -4.0], whole=whole)), reason)
 
 
 def test_ranks_that_assemble_different_wholes_are_each_looked_at():
-    right, wrong = heard([-1.0, -2.0], [-3.0, -4.0]), heard([-1.0, -2.0], [-3.0, -9.0])
+    right, wrong = validated([-1.0, -2.0], [-3.0, -4.0]), validated([-1.0, -2.0], [-3.0, -9.0])
     assert_wrong(case_confirmation(NEG, [right[0], wrong[1]]), r"rank 1: result gathered .*")
 
 
 def test_a_shape_that_is_wrong_is_told_even_if_the_whole_could_not_be_assembled():
     errors = ("RuntimeError: no", "RuntimeError: no")
-    found = case_confirmation(NEG, heard([-1.0, -2.0, -3.0], [-4.0], errors=errors, failed="full_tensor"))
+    found = case_confirmation(NEG, validated([-1.0, -2.0, -3.0], [-4.0], errors=errors, failed="full_tensor"))
     assert_wrong(found, r"rank 0 holds shape \(3,\), S\(0\) of \(4,\) is \(2,\)")
 
 
 def test_a_placement_of_dtensors_own_is_judged_by_its_whole_alone():
     assert (
-        case_confirmation(NEG, heard([-1.0], [-2.0], whole=[-1.0, -2.0, -3.0, -4.0], placement="P(norm)")).wrong == ""
+        case_confirmation(NEG, validated([-1.0], [-2.0], whole=[-1.0, -2.0, -3.0, -4.0], placement="P(norm)")).wrong
+        == ""
     )
 
 
@@ -363,7 +364,7 @@ def test_a_death_counts_more_than_those_who_wait_for_the_dead():
 
 
 def test_a_hang_says_where_each_rank_waits():
-    found = case_confirmation(NEG, [Waiting(0, "a.py:1"), *heard([0.0])[:0], Waiting(1, "b.py:2")])
+    found = case_confirmation(NEG, [Waiting(0, "a.py:1"), *validated([0.0])[:0], Waiting(1, "b.py:2")])
     assert_wrong(found, r"hangs: rank 0 waits at a\.py:1; rank 1 waits at b\.py:2")
 
 
@@ -383,7 +384,7 @@ class Slow:
 
 
 WAITING = [Waiting(0, "a.py:1"), Waiting(1, "b.py:2")]
-RIGHT = heard([-1.0, -2.0], [-3.0, -4.0])
+RIGHT = validated([-1.0, -2.0], [-3.0, -4.0])
 
 
 @pytest.mark.parametrize(("answers", "asked", "wrong"), [
@@ -404,8 +405,8 @@ def test_ranks_that_are_late_have_more_time_once_before_it_is_called_a_hang(monk
 def test_random_results_are_compared_by_shape_alone():
     one = sample("rand_like.default", torch.zeros(4))
     case = case_of(one, "S(0) -> S(0)")
-    assert case_confirmation(case, heard([9.0, 9.0], [9.0, 9.0])).wrong == ""
-    assert_wrong(case_confirmation(case, heard([9.0, 9.0, 9.0], [9.0])), r"rank 0 holds shape .*")
+    assert case_confirmation(case, validated([9.0, 9.0], [9.0, 9.0])).wrong == ""
+    assert_wrong(case_confirmation(case, validated([9.0, 9.0, 9.0], [9.0])), r"rank 0 holds shape .*")
 
 
 def test_each_rank_is_sent_its_own_pieces_and_the_whole_shapes():

@@ -13,7 +13,7 @@ TRUTH = run_oracle(sample("neg.default", X))
 RIGHT = [-X[:2, :1], -X[:2, 1:], -X[2:, :1], -X[2:, 1:]]
 
 
-def heard(pieces, placement="(S(0), S(1))", whole=None, failed="", errors=()):
+def validated(pieces, placement="(S(0), S(1))", whole=None, failed="", errors=()):
     whole = -X if whole is None else whole
     return [
         ProgramRankResult(failed, errors, (placement,), (tuple(p.shape),), (p,), () if failed else (whole,))
@@ -22,30 +22,30 @@ def heard(pieces, placement="(S(0), S(1))", whole=None, failed="", errors=()):
 
 
 def test_right_pieces_on_two_axes_are_right():
-    found = confirmation_of(TRUTH, (2, 2), heard(RIGHT))
+    found = confirmation_of(TRUTH, (2, 2), validated(RIGHT))
     assert (found.wrong, found.note) == ("", "DTensor's own run is right")
 
 
 def test_a_piece_of_the_wrong_shape_is_told_with_both_placements():
-    found = confirmation_of(TRUTH, (2, 2), heard([*RIGHT[:3], -X[2:]]))
+    found = confirmation_of(TRUTH, (2, 2), validated([*RIGHT[:3], -X[2:]]))
     assert found.wrong == "rank 3 holds shape (2, 2), (S(0), S(1)) of (4, 2) is (2, 1)"
 
 
 def test_each_rank_is_asked_for_the_shape_of_its_own_piece():
     x = numbers(5, 2)
     truth = run_oracle(sample("neg.default", x))
-    pieces = heard([-x[:3], -x[3:]], "S(0)", whole=-x)
+    pieces = validated([-x[:3], -x[3:]], "S(0)", whole=-x)
     assert confirmation_of(truth, (2,), pieces).wrong == ""
     assert confirmation_of(truth, (2,), pieces[::-1]).wrong == "rank 0 holds shape (2, 2), S(0) of (5, 2) is (3, 2)"
 
 
 def test_a_rank_with_placements_that_have_no_arithmetic_here_does_not_hide_the_next():
-    ranks = heard(RIGHT[:1], "_MaskPartial(0)") + heard([-X[2:]], "(S(0), S(1))")
+    ranks = validated(RIGHT[:1], "_MaskPartial(0)") + validated([-X[2:]], "(S(0), S(1))")
     assert confirmation_of(TRUTH, (1, 2), ranks).wrong == "rank 1 holds shape (2, 2), (S(0), S(1)) of (4, 2) is (4, 1)"
 
 
 def test_a_wrong_whole_is_told_with_its_placements():
-    found = confirmation_of(TRUTH, (2, 2), heard(RIGHT, whole=X))
+    found = confirmation_of(TRUTH, (2, 2), validated(RIGHT, whole=X))
     assert found.wrong.startswith("rank 0: result gathered from (S(0), S(1)) ")
     assert "(8 of 8 elements differ)" in found.wrong
 
@@ -75,32 +75,32 @@ def test_one_rank_that_raises_is_wrong_and_all_ranks_are_not():
 
 
 def test_ranks_that_have_the_same_whole_are_looked_at_once_and_another_is_told():
-    ranks = heard(RIGHT)
-    ranks[2] = heard(RIGHT[2:3], whole=-X + 1)[0]
+    ranks = validated(RIGHT)
+    ranks[2] = validated(RIGHT[2:3], whole=-X + 1)[0]
     assert confirmation_of(TRUTH, (2, 2), ranks).wrong.startswith("rank 2: result gathered")
 
 
 def test_large_parts_on_any_axis_are_given_room():
     off = -X + 1e-6
     parts = [torch.full((4, 2), sign * 1e8, dtype=torch.float64) for sign in (1, -1, 1, -1)]
-    assert confirmation_of(TRUTH, (2, 2), heard(parts, "(R, P(sum))", whole=off)).wrong == ""
-    assert confirmation_of(TRUTH, (2, 2), heard([-X] * 4, "(R, R)", whole=off)).wrong
+    assert confirmation_of(TRUTH, (2, 2), validated(parts, "(R, P(sum))", whole=off)).wrong == ""
+    assert confirmation_of(TRUTH, (2, 2), validated([-X] * 4, "(R, R)", whole=off)).wrong
 
 
 def test_parts_that_come_of_coarser_numbers_are_given_the_room_of_those():
     off = -X + 1e-6
     parts = [torch.full((4, 2), 10.0, dtype=torch.float64)] * 4
-    ranks = heard(parts, "(R, P(sum))", whole=off)
+    ranks = validated(parts, "(R, P(sum))", whole=off)
     assert confirmation_of(TRUTH, (2, 2), ranks).wrong
     assert confirmation_of(TRUTH, (2, 2), ranks, coarse=torch.finfo(torch.float32).eps).wrong == ""
-    whole = heard([-X] * 4, "(R, R)", whole=off)
+    whole = validated([-X] * 4, "(R, R)", whole=off)
     assert confirmation_of(
         TRUTH, (2, 2), whole, coarse=torch.finfo(torch.float32).eps
     ).wrong  # nothing was added up there
 
 
 def test_what_was_claimed_is_compared_with_what_it_took():
-    note = confirmation_of(TRUTH, (2,), heard([-X] * 2, "R"), ["S(0)"]).note
+    note = confirmation_of(TRUTH, (2,), validated([-X] * 2, "R"), ["S(0)"]).note
     assert note == "DTensor does not follow it: it gives R, which is right"
 
 

@@ -1,4 +1,4 @@
-"""The search alone, with witnesses of few words; what it does to rules stands in test_oracle.  What a worker makes
+"""The search alone, with examples of few words; what it does to rules stands in test_oracle.  What a worker makes
 of one suspicion."""
 
 import zlib
@@ -167,8 +167,8 @@ def suspected(one, layout, mesh, **more):
 
 def tried(one, *, whole=False):
     """All suspects of the trial of one sample on two ranks, by rule."""
-    heard = validate_overload(OverloadTask(one.op, (one,), ((2,),), 0), silent)
-    return {name: found for h in heard for name, found in (h.whole if whole else h.suspects).items()}
+    validated = validate_overload(OverloadTask(one.op, (one,), ((2,),), 0), silent)
+    return {name: found for h in validated for name, found in (h.whole if whole else h.suspects).items()}
 
 
 def offered(name, found, *, judged=True):

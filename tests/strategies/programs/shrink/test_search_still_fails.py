@@ -42,7 +42,7 @@ def claimed(text, least=1):
     return source
 
 
-def witness(one, text, ranks=2, source=None, extremes=False):
+def example(one, text, ranks=2, source=None, extremes=False):
     instance = judged(one, text, ranks=ranks, extremes=extremes)
     assert instance.verdict is Verdict.UNSOUND
     truth = (
@@ -84,7 +84,7 @@ FAMILIES = [
 @pytest.mark.parametrize(("one", "text"), FAMILIES, ids=lambda given: getattr(given, "op", given))
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_planted_wrong_rule_shrinks_to_two_ranks_and_few_elements(one, text, ranks):
-    shows = witness(one, text, ranks)
+    shows = example(one, text, ranks)
     found = shrink(shows.start, shows)
     assert found.smallest.ranks == 2 and element_count(found.smallest) <= 8, found.smallest.sample.arguments()
     instance = shows.failing_instance(found.smallest)
@@ -95,20 +95,20 @@ def test_a_planted_wrong_rule_shrinks_to_two_ranks_and_few_elements(one, text, r
 
 def test_a_rule_that_needs_three_ranks_keeps_them():
     one = sample("amax.default", numbers(5, 4), [0])
-    shows = witness(one, "S(0) -> P(max)", 4)
+    shows = example(one, "S(0) -> P(max)", 4)
     found = shrink(shows.start, shows).smallest
     assert (found.ranks, found.sample.arguments()) == (3, ["f32[4]", "[0]"])
     assert shows.failing_instance(found).evidence.reason.startswith("rank 2 raises IndexError")
 
 
 def test_a_rule_that_needs_unevenness_keeps_it():
-    shows = witness(sample("mean.default", numbers(11, 4)), "S(0) -> P(avg)", 4)
+    shows = example(sample("mean.default", numbers(11, 4)), "S(0) -> P(avg)", 4)
     found = shrink(shows.start, shows).smallest
     assert (found.ranks, found.sample.arguments()) == (2, ["f32[3]"])
 
 
 def test_a_rule_of_a_later_dim_keeps_the_dims_before_it():
-    shows = witness(sample("cumsum.default", numbers(4, 5, 6, 3), 2), "S(2) -> S(2)", 3)
+    shows = example(sample("cumsum.default", numbers(4, 5, 6, 3), 2), "S(2) -> S(2)", 3)
     assert shrink(shows.start, shows).smallest.sample.arguments() == ["f32[1,1,2]", "2"]
 
 
@@ -116,12 +116,12 @@ def test_a_claim_for_some_numbers_of_ranks_is_asked_for_each():
     def from_three_on(one, ranks, raw, alone):
         return claimed("S(0) -> S(0)")(one, ranks, raw, alone) if ranks > 2 else []
 
-    shows = witness(sample("cumsum.default", numbers(8), 0), "S(0) -> S(0)", 4, from_three_on)
+    shows = example(sample("cumsum.default", numbers(8), 0), "S(0) -> S(0)", 4, from_three_on)
     assert shrink(shows.start, shows).smallest.ranks == 3
 
 
 def test_where_every_rank_raises_so_it_stays():
-    shows = witness(sample("pixel_unshuffle.default", numbers(1, 1, 6, 6), 3), "S(2) -> S(2)", 3)
+    shows = example(sample("pixel_unshuffle.default", numbers(1, 1, 6, 6), 3), "S(2) -> S(2)", 3)
     found = shrink(shows.start, shows).smallest
     assert found.ranks == 2 and shows.failing_instance(found).evidence.reason.startswith(
         "every rank raises RuntimeError"
@@ -129,7 +129,7 @@ def test_where_every_rank_raises_so_it_stays():
 
 
 def test_twice_the_same():
-    first, second = (witness(sample("mul.Tensor", X, X), "P(sum), P(sum) -> P(sum)") for _ in range(2))
+    first, second = (example(sample("mul.Tensor", X, X), "P(sum), P(sum) -> P(sum)") for _ in range(2))
     one, two = shrink(first.start, first), shrink(second.start, second)
     assert [p.sample.arguments() for p in one.steps] == [p.sample.arguments() for p in two.steps]
     assert all(torch.equal(a, b) for a, b in zip(one.smallest.sample.tensors, two.smallest.sample.tensors, strict=True))
@@ -140,7 +140,7 @@ def test_twice_the_same():
 
 def test_what_is_no_longer_claimed_shows_nothing():
     few = claimed("S(0) -> S(0)", least=3)
-    shows = witness(sample("cumsum.default", numbers(12), 0), "S(0) -> S(0)", source=few)
+    shows = example(sample("cumsum.default", numbers(12), 0), "S(0) -> S(0)", source=few)
     assert element_count(shrink(shows.start, shows).smallest) == 6
 
 
@@ -162,7 +162,7 @@ def test_calls_that_the_source_rewrites_for_each_rank_are_judged_as_rewritten():
 
 
 def test_the_very_values_with_nan_are_shrunk_and_the_nan_that_it_takes_stays():
-    shows = witness(planted("patched", numbers(8, 6)), "S(0) -> S(0)", source=claims, extremes=True)
+    shows = example(planted("patched", numbers(8, 6)), "S(0) -> S(0)", source=claims, extremes=True)
     found = shrink(shows.start, shows).smallest
     assert sum(map(math.isnan, found.sample.tensors[0].flatten().tolist())) == 1 and element_count(found) <= 4
     assert not found.sample.tensors[0].isinf().any()
@@ -172,7 +172,7 @@ def test_the_very_values_with_nan_are_shrunk_and_the_nan_that_it_takes_stays():
 def test_whole_numbers_made_of_nan_say_nothing():
     x = numbers(8, 6)
     x[3, 3] = math.nan
-    shows = witness(planted("patched_floor", x), "S(0) -> S(0)")
+    shows = example(planted("patched_floor", x), "S(0) -> S(0)")
     assert not shows(shows.start)
 
 
@@ -185,7 +185,7 @@ def test_what_was_not_wrong_shows_nothing_at_all():
 
 
 def test_other_inputs_other_meshes_and_what_follows_are_other_findings():
-    shows = witness(sample("cumsum.default", X, 0), "S(0) -> S(0)")
+    shows = example(sample("cumsum.default", X, 0), "S(0) -> S(0)")
     start = shows.start
     assert shows(start)
     assert not shows(replace(start, inputs=((Shard(1),),)))
@@ -194,7 +194,7 @@ def test_other_inputs_other_meshes_and_what_follows_are_other_findings():
 
 
 def test_what_the_op_refuses_and_what_gives_nothing_shows_nothing():
-    shows = witness(sample("index_select.default", X, 0, INDEX), "S(0), R -> S(0)")
+    shows = example(sample("index_select.default", X, 0, INDEX), "S(0), R -> S(0)")
     sample_of = shows.start.sample
     far = replace(shows.start, sample=replace(sample_of, tensors=(X, INDEX + 3)))
     empty = replace(shows.start, sample=replace(sample_of, tensors=(X, INDEX[:0])))
@@ -250,7 +250,7 @@ def test_another_output_is_another_bug():
 
 
 def test_a_shrink_does_not_slip_to_another_bug():
-    shows = witness(sample("cumsum.default", X, 0), "S(0) -> S(0)")
+    shows = example(sample("cumsum.default", X, 0), "S(0) -> S(0)")
     shows._reason = "as S(0): rank 1 has shape (1,), the placement asks for (0,)"
     assert not shows(shows.start)
 

@@ -50,8 +50,8 @@ def first_of_each_op() -> list[Found]:
 
 
 def assert_wrong_before(found: list[Found]) -> None:
-    heard = play(found)
-    assert [one.rule for one in found if not wrong(heard[one.rule])] == []
+    validated = play(found)
+    assert [one.rule for one in found if not wrong(validated[one.rule])] == []
 
 
 @pytest.mark.slow
@@ -73,8 +73,8 @@ def test_every_finding_is_wrong_without_our_rules():
 def test_findings_are_right_under_our_rules_but_for_those_that_are_listed(nth):
     tried = [one for n, one in enumerate(findings()) if n % nth == 0 or one.rule in LEFT]
     with overlay_dtensor():
-        heard = play(tried)
-    left = {rule: wrong(verdict) for rule, verdict in heard.items() if wrong(verdict)}
+        validated = play(tried)
+    left = {rule: wrong(verdict) for rule, verdict in validated.items() if wrong(verdict)}
     assert sorted(set(left) - set(LEFT)) == [], left
     assert sorted(set(LEFT) - set(left)) == [], "they are right now: take them out of the list"
 
@@ -83,8 +83,8 @@ def test_findings_are_right_under_our_rules_but_for_those_that_are_listed(nth):
 def test_in_lockstep_they_are_right_too():
     found = [one for one in first_of_each_op() if one.rule not in LEFT][::2]
     with overlay_dtensor():
-        heard = play(found, lockstep=True)
-    assert {rule: wrong(verdict) for rule, verdict in heard.items() if wrong(verdict)} == {}
+        validated = play(found, lockstep=True)
+    assert {rule: wrong(verdict) for rule, verdict in validated.items() if wrong(verdict)} == {}
 
 
 def test_how_many_are_mended():

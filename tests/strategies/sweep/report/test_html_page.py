@@ -9,7 +9,7 @@ from strategies.model.cause import RIGHT, causes_line
 from strategies.model.verdict import Verdict
 from strategies.sweep.report.html_page import anchor, class_of, page, show_finding
 from tests.strategies.gate_cases import HOSTILE, finding
-from tests.strategies.journals import LOUD, OPS, PROGRAM, SILENT, begin, heard, hostile, lines, settled
+from tests.strategies.journals import LOUD, OPS, PROGRAM, SILENT, begin, hostile, lines, settled, validated
 from tests.strategies.model.test_cause import SCAN
 
 
@@ -104,7 +104,9 @@ def test_crashed_untestable_and_skipped_are_told_with_their_reasons():
 def test_rules_that_no_trial_can_tell_stand_by_their_reasons_the_most_common_first_then_by_name():
     reasons = {"z": "a reason of one", "a": "no reason of one", "m": "shared by two", "n": "shared by two"}
     told = [
-        heard("aten.add.Tensor", tried=1, untestable={f"aten.add.Tensor: {rule}": why for rule, why in reasons.items()})
+        validated(
+            "aten.add.Tensor", tried=1, untestable={f"aten.add.Tensor: {rule}": why for rule, why in reasons.items()}
+        )
     ]
     said = text_of(read(told))
     places = [said.index(why) for why in ("shared by two", "a reason of one", "no reason of one")]
@@ -153,7 +155,7 @@ def test_same_journal_same_page():
 def test_a_full_sweep_makes_a_page_of_less_than_five_megabytes():
     ops = [f"aten.op_{i}.default" for i in range(1_300)]
     script = "# a line of a script that shows a wrong result\n" * 75
-    units = [heard(op, tried=1, sound={f"{op}: S({d}), R -> S({d})" for d in range(8)}) for op in ops]
+    units = [validated(op, tried=1, sound={f"{op}: S({d}), R -> S({d})" for d in range(8)}) for op in ops]
     found = [settled(finding(op, picture=SILENT.picture, script=script)) for op in ops[:550]]
     text, report = page(begin(ops=ops), [*units, *found], name="full.jsonl")
     assert (report.counts.sound, report.counts.unsound) == (10_400, 550)
