@@ -82,7 +82,9 @@ def check_source(name: str) -> None:
     if name in BUILT_IN_SOURCES or name in (known := source_names()):
         return
     near = difflib.get_close_matches(name, known, n=1)
-    remedy = f"Did you mean {near[0]}?" if near else f"Choose of {', '.join(known)}, or install the package that offers it."
+    remedy = (
+        f"Did you mean {near[0]}?" if near else f"Choose of {', '.join(known)}, or install the package that offers it."
+    )
     raise BadSource(repr(name), "no source has this name", remedy)
 
 
