@@ -232,6 +232,11 @@ def test_nothing_tested_is_trouble():
 # Notes.
 
 
+def test_where_nothing_is_wrong_no_baseline_is_asked_for():
+    result = gated(baseline=Baseline(Path("b.json")))
+    assert (result.notes, result.exit_code) == (("b.json is not there: nothing is accepted yet",), 0)
+
+
 def test_a_baseline_that_is_not_there_is_said():
     result = gated(finding(), baseline=Baseline(Path("b.json")))
     assert (result.notes, result.exit_code) == (
