@@ -193,7 +193,7 @@ class BadSchedule(base.Refusal):
     """A schedule that cannot be read."""
 
     def __init__(self, text: str, problem: str) -> None:
-        remedy = "Copy the text after 'Replay:' in an error's message whole."
+        remedy = "Write round_robin or shuffled:7, or copy the text after 'Replay:' in an error's message whole."
         super().__init__("run", "schedule", base.first_line(repr(text), 80), problem, remedy)
 
 

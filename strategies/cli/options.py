@@ -163,7 +163,7 @@ class RunOptions:
     """The fields of `localtensor.runner.torchrun.TorchrunOptions`, which checks them."""
 
     name: Annotated[str, Argument(metavar="SCRIPT", help="A Python file; with -m, the name of a module.", show_default=False)]
-    arguments: Annotated[tuple[str, ...], Argument(metavar="ARGS", help="What follows is the script's own.", show_default=False)] = ()
+    arguments: Annotated[tuple[str, ...], Argument(metavar="ARGS", help="What follows SCRIPT is its own; options of this command stand before it.", show_default=False)] = ()
     ranks: Annotated[int | None, Option("-n", "--ranks", help="How many ranks.  [default: 1]", show_default=False)] = None
     on: Annotated[str, Option("--on", help="threads: all ranks in this process, one at a time; gloo: real processes.")] = "threads"
     module: Annotated[bool, Option("-m", "--module", help="SCRIPT is the name of a module.")] = False

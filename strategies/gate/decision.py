@@ -92,7 +92,8 @@ def decide(
     nothing = "nothing was tested: no rule was tried on any sample, and that is not a pass"
     notes = []
     if baseline.text is None:
-        notes.append(f"{baseline.path} is not there: nothing is accepted yet")
+        way = "; --accept REASON writes it" if shown else ""
+        notes.append(f"{baseline.path} is not there: nothing is accepted yet{way}")
     elif baseline.torch != report.torch:
         notes.append(f"{baseline.path} was written under torch {baseline.torch}, this is torch {report.torch}")
     accepted = [f"{key}: accepted: {valid[key].reason}" for key in sorted(crashes & set(valid))]

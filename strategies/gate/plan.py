@@ -142,7 +142,11 @@ def make_plan(options: GateOptions, folder: Path, start: float) -> GatePlan:
     given = options.rules != "dtensor"
     registered = user_modules.load_rules(options.rules, str(folder)) if given else None
     if registered and options.ops:
-        settings = replace(settings, only=matching_overloads(options.ops, registered.every))
+        from strategies.sweep.confirmation import (
+            overloads_of_rules,
+        )  # as in `run`: not needed where all is from the cache
+
+        settings = replace(settings, only=overloads_of_rules(registered, options.ops))
     if options.changed is None:
         return GatePlan(settings, registered)
     module = registered.module if registered else None

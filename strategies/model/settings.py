@@ -49,12 +49,17 @@ class BadSetting(Refusal):
 
 
 class UnknownOp(Refusal):
-    """A name that matches no OpInfo and no overload."""
+    """A name that matches no OpInfo and no overload; with a rules `module`, none of the `ops` that it registers."""
 
-    def __init__(self, name: str, known: Collection[str]) -> None:
+    def __init__(self, name: str, known: Collection[str], module: str = "", ops: Sequence[str] = ()) -> None:
         near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.6)
-        remedy = f"Did you mean {' or '.join(near)}?" if near else "`localtensor validate --all` tries every op."
-        super().__init__(CALL, "OP", repr(name), "no op and no overload has this name", remedy)
+        problem, remedy = "no op and no overload has this name", "`localtensor validate --all` tries every op."
+        if module:
+            problem = f"{module} registers no rule of an op of this name"
+            remedy = f"It registers rules of {', '.join(sorted(ops)[:3])}{' ...' if len(ops) > 3 else ''}."
+        remedy = f"Did you mean {' or '.join(near)}?" if near else remedy
+        super().__init__(CALL, "OP", repr(name), problem, remedy)
+        self.name, self.known = name, known
 
 
 class BadSource(Refusal, call=CALL, argument="--source"):
@@ -80,7 +85,9 @@ def check_source(name: str) -> None:
     if name in BUILT_IN_SOURCES or name in (known := source_names()):
         return
     near = difflib.get_close_matches(name, known, n=1)
-    remedy = f"Did you mean {near[0]}?" if near else f"Choose of {', '.join(known)}."
+    remedy = (
+        f"Did you mean {near[0]}?" if near else f"Choose of {', '.join(known)}, or install the package that offers it."
+    )
     raise BadSource(repr(name), "no source has this name", remedy)
 
 

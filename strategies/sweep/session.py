@@ -27,11 +27,11 @@ from strategies.base.journal import (
 from strategies.base.progress import Progress
 from strategies.base.worker_pool import TIMED_OUT, TaskDone, TaskFailed, TaskLost, Workers
 from strategies.inputs import gathering
-from strategies.inputs.gathering import SamplesByOp, gather_samples, matching_overloads
+from strategies.inputs.gathering import SamplesByOp, gather_samples
 from strategies.inputs.variants.all_variants import followed_samples, mesh_samples
 from strategies.model.oracle import kernels_on
 from strategies.model.rule import Sample, dtype_class
-from strategies.model.settings import DEFAULT_DTYPES, Settings
+from strategies.model.settings import DEFAULT_DTYPES, Settings, rules_module
 from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, Verdict, WorkUnit, digest, read_unit
 from strategies.programs.chained import validate_on_meshes, validate_with_follow_ups
 from strategies.programs.mesh_validation import validate_context_parallel, validate_handlers
@@ -214,7 +214,7 @@ class _Validation:
             )
             rules = rules.only(settings.only) if rules and settings.only else rules
             if rules and settings.patterns:
-                rules = rules.only(matching_overloads(settings.patterns, rules.every))
+                rules = rules.only(confirmation.overloads_of_rules(rules, settings.patterns))
         self.home = (settings.rules, settings.folder) if settings.rules != "dtensor" else ("", "")
         rules_text = {"rules_text": user_modules.module_digest(rules.module)} if rules else {}
         self.settings_line = settings.asked() | rules_text
@@ -289,7 +289,11 @@ class _Validation:
             if kept is not None and any(lines_of_kind(self.journal.lines, "captured")):
                 return kept
         if self.settings.source == "dtensor":
-            found = gather_samples(workers, self.settings, rules, self.progress)
+            module, home = rules_module(
+                self.settings.rules, self.settings.folder
+            )  # a file has no samples, its module has
+            here = replace(self.settings, rules=module, folder=home)
+            found = gather_samples(workers, here, rules, self.progress)
         else:
             found = confirmation.source_samples(self.source, self.settings)
         ignored = rules.ignored if rules else ()

@@ -101,6 +101,11 @@ def compare(
     if isinstance(batch, Tensor | tuple | Mapping):
         batch = partial(_given, batch)
     _check_callables(build=build, parallelize=parallelize, batch=batch, loss=loss, optimizer=optimizer)
+    if isinstance(build, nn.Module):
+        remedy = (
+            "Pass what makes it, as lambda: Model(); a module that is taken for a function goes to compare_functions."
+        )
+        raise WrongType("compare", "build", build, "it is a model, and each run makes its own", remedy)
     if _takes_arguments(build):
         _check_of_functions(optimizer=optimizer, steps=None if steps == 1 else steps, batch_axes=batch_axes)
         return compare_functions(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from typing import Any
 
@@ -23,10 +24,34 @@ def run(options: RunOptions) -> int:
             return fail(str(refused), signals.EXIT_USAGE)
     if options.html is not None:
         given["planned"] = planned
-    note = "" if options.ranks else "localtensor run: this runs 1 rank; -n 4 runs 4."
     given |= {"ranks": 1} if options.ranks is None else {}
     with signals.interruptible():  # Ctrl-C stops the user's program
-        return run_script(TorchrunOptions(**given, note=note))
+        return run_script(TorchrunOptions(**given, note=note(options)))
+
+
+_OURS = re.compile(r"--(on|html|summary|faults|explain-isolation)(=.*)?", re.DOTALL)
+_HOW_MANY = re.compile(r"-n\d*|--ranks(=.*)?", re.DOTALL)
+
+
+def note(options: RunOptions) -> str:
+    """What is said before the script begins: that it has one rank, and which options stand after it.
+
+    Options after the script are the script's own, whatever their names.  Only those are named here that scripts seldom
+    have; the number of ranks only if it is not given before the script, too.
+    """
+    begin = "localtensor run: "
+    after = [
+        word.partition("=")[0]
+        for word in options.arguments
+        if _OURS.fullmatch(word) or (options.ranks is None and _HOW_MANY.fullmatch(word))
+    ]
+    lines = [begin + "this runs 1 rank; -n 4 runs 4."] if options.ranks is None else []
+    if after:
+        words = ", ".join(dict.fromkeys(after))
+        lines.append(
+            f"{begin}{words} after {options.name} goes to the script: options of this command stand before it."
+        )
+    return "\n".join(lines)
 
 
 def planned(text: str) -> str:

@@ -203,7 +203,7 @@ def _totals(report: Report) -> str:
     ]  # fmt: skip
     ranks = ", ".join(map(str, report.ranks))
     text = f"torch {report.torch}, seed {report.seed}, ranks {ranks}: {', '.join(parts)} ({how}); "
-    text += f"{c.instances} rule instances on {c.samples} samples of {c.overloads} overloads"
+    text += f"{c.instances} rule instances on {c.samples} samples of {c.overloads} overload{'s' * (c.overloads != 1)}"
     if c.by_metadata:
         text += f"; {c.by_metadata} of the sound ones by metadata only (random or uninitialised)"
     if not c.instances:

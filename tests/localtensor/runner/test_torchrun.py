@@ -234,8 +234,8 @@ BAD = {
     "another way": ({"on": "mpi"}, f"run: on: on='mpi': {ON_SAYS}"),
     "no time": ({"timeout": -1.0}, f"run: timeout: timeout=-1.0: {TIME_SAYS}"),
     "a bad schedule": ({"schedule": "x"},
-        ("run: schedule: 'x': there is no policy x, only round_robin, shuffled, pct. Copy the text after 'Replay:' "
-         "in an error's message whole.")),
+        ("run: schedule: 'x': there is no policy x, only round_robin, shuffled, pct. Write round_robin or shuffled:7, "
+         "or copy the text after 'Replay:' in an error's message whole.")),
     "a schedule for processes": ({"schedule": "round_robin", "on": "gloo"},
         ("run: schedule: schedule=round_robin: it is for rank threads, and this is on='gloo'. Leave it out, or run on threads.")),
     "faults for processes": ({"faults": "kill={1: 1}", "on": "gloo"},

@@ -127,7 +127,7 @@ class Starves(Planted):
     (Endless, "check_schedule: 'shuffled:1shuffled:1shuffled:1shuffled:1shuffled:1shuffle...': its text has 200 characters, and 160 are the most"),
     (Remembers, "check_schedule: 'shuffled:1=2:n1,1x2,0,n0,1,0,1,0,1,n4,1,n6,0,1,2,n0,1,n7,...': begin does not repeat the run, or reading the text changed it: answer 1 was 1, and is 7 the second time"),
     (WrongSeed, "check_schedule: 'shuffled:2': its text 'shuffled:2' replays another run: answer 1 was 1, and is 7 the second time"),
-    (Unreadable, "check_schedule: 'planted': it does not replay: run: schedule: 'planted': there is no policy planted, only round_robin, shuffled, pct. Copy the text after 'Replay:' in an error's message whole."),
+    (Unreadable, "check_schedule: 'planted': it does not replay: run: schedule: 'planted': there is no policy planted, only round_robin, shuffled, pct. Write round_robin or shuffled:7, or copy the text after 'Replay:' in an error's message whole."),
     (Diverges, "check_schedule: 'round_robin=9:0': it does not replay: run: schedule: a replay: the text is of a run of 9 ranks, and this one has 1. Replay the program, ranks and torch that wrote it, and seed what draws random numbers, reads clocks or walks over sets."),
     (ReadingCounts, "check_schedule: 'shuffled:1': begin does not repeat the run, or reading the text changed it: answer 1 was 6, and is 1 the second time"),
 ])  # fmt: skip

@@ -232,9 +232,17 @@ def test_nothing_tested_is_trouble():
 # Notes.
 
 
+def test_where_nothing_is_wrong_no_baseline_is_asked_for():
+    result = gated(baseline=Baseline(Path("b.json")))
+    assert (result.notes, result.exit_code) == (("b.json is not there: nothing is accepted yet",), 0)
+
+
 def test_a_baseline_that_is_not_there_is_said():
     result = gated(finding(), baseline=Baseline(Path("b.json")))
-    assert (result.notes, result.exit_code) == (("b.json is not there: nothing is accepted yet",), 1)
+    assert (result.notes, result.exit_code) == (
+        ("b.json is not there: nothing is accepted yet; --accept REASON writes it",),
+        1,
+    )
 
 
 def test_a_baseline_of_another_torch_is_a_note_and_no_error():

@@ -118,7 +118,9 @@ def test_ops_are_chosen_by_name_and_glob():
 
 
 def test_a_name_that_the_module_does_not_register_is_refused():
-    with pytest.raises(UnknownOp, match=r"'twise': no op and no overload has this name\. Did you mean .*twice"):
+    with pytest.raises(
+        UnknownOp, match=r"'twise': gate_unnamed registers no rule of an op of this name\. Did you mean .*twice"
+    ):
         found("gate_unnamed", TWO, ops=("twise",))
 
 

@@ -139,6 +139,17 @@ def test_an_unknown_op_gets_the_nearest_names():
     assert said == ("localtensor validate: OP: 'sums': no op and no overload has this name. Did you mean sum or sum_?")
 
 
+@pytest.mark.parametrize(("known", "remedy"), [
+    (["mine.running.default"], "It registers rules of mine.running.default."),
+    (["m.d.default", "m.a.default", "m.c.default", "m.b.default"], "It registers rules of m.a.default, m.b.default, m.c.default ..."),
+    (["mine.gather.default", "gathers"], "Did you mean gathers?"),
+])  # fmt: skip
+def test_an_op_that_a_rules_module_does_not_register_names_the_module_and_what_it_has(known, remedy):
+    assert str(UnknownOp("gather", known, "my_rules", known)).startswith(
+        f"localtensor validate: OP: 'gather': my_rules registers no rule of an op of this name. {remedy}"
+    )
+
+
 def test_an_op_like_no_other_gets_a_way_on():
     assert str(UnknownOp("zzz", ["cumsum"])) == (
         "localtensor validate: OP: 'zzz': no op and no overload has this name. "

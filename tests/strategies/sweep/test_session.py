@@ -52,6 +52,24 @@ def family():
     return found - kept
 
 
+def test_a_file_of_rules_is_judged_as_its_module_is(folder):
+    (inner := folder / "inner").mkdir()
+    users.write(inner, "by_file", users.RIGHT_AND_WRONG)
+    settings = Settings(
+        rules="inner/by_file.py", folder=str(folder), ranks=(2,), dtypes=("float64",), workers=1, confirm="none"
+    )
+    with users.undone():
+        report = validate(settings)
+    assert (report.crashed, lines(report, Verdict.SUSPECT)) == ((), ["running.default: S(0) -> S(0)"])
+
+
+def test_a_name_that_a_module_does_not_register_is_refused_with_those_that_it_has(folder):
+    with pytest.raises(
+        UnknownOp, match=r"lacks registers no rule of an op of this name\. It registers rules of lacks\.r"
+    ):
+        run(folder, "lacks", users.RIGHT_AND_WRONG, patterns=("gather",))
+
+
 def test_of_a_module_only_what_is_named_is_judged(folder):
     report = run(folder, "named_among", users.RIGHT_AND_WRONG, patterns=("twice",))
     assert report.counts.overloads == 1

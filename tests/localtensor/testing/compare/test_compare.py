@@ -308,6 +308,16 @@ def test_what_is_no_function_is_of_a_wrong_type(argument, value, remedy):
         lt.compare(build, replicated, **{**TRAINED, "mesh": {"dp": 2}, argument: value})
 
 
+def test_a_model_in_place_of_what_makes_it_is_refused_with_both_ways_on():
+    with pytest.raises(
+        WrongType, match=r"^compare: build: .*Linear.* each run makes its own\. Pass what makes it, as lambda: "
+    ):
+        lt.compare(nn.Linear(4, 2), lambda model, _: model, lambda: torch.ones(2, 4), mesh={"tp": 2})
+    layer = nn.Linear(4, 2)
+    done = lt.compare_functions(layer, layer, (torch.ones(2, 4),), mesh={"tp": 2})
+    assert done.divergence is None
+
+
 @pytest.mark.parametrize("batch", [torch.ones(4, 8), (torch.ones(4, 8),), {"x": torch.ones(4, 8)}])
 def test_a_batch_may_be_given_itself_and_stays_as_it_is(batch):
     class Writes(nn.Linear):

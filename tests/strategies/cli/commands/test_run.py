@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from strategies.cli.commands.run import planned
+from strategies.cli.commands.run import note, planned
+from strategies.cli.options import RunOptions
 from tests.localtensor.collectives.trace.test_chrome import breaches
 from tests.tools import warm
 
@@ -26,6 +27,25 @@ def script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
     return tmp_path
+
+
+ONE = "localtensor run: this runs 1 rank; -n 4 runs 4."
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["train.py"], [ONE]),
+    (["-n", "2", "train.py", "-n", "3", "--seed", "1", "0.5"], []),
+    (["train.py", "-n", "4"], [ONE, "-n after train.py"]),
+    (["train.py", "-n4", "--ranks=2"], [ONE, "-n4, --ranks after train.py"]),
+    (["-n", "2", "train.py", "--on", "gloo", "--html=run.html", "--on", "gloo"], ["--on, --html after train.py"]),
+    (["-n", "2", "train.py", "--only", "--htmls"], []),
+])  # fmt: skip
+def test_options_that_stand_after_the_script_are_noted(words, said):
+    ranks = 2 if words[0] == "-n" else None
+    name, *arguments = words[2:] if ranks else words
+    lines = note(RunOptions(name, tuple(arguments), ranks)).splitlines()
+    after = " goes to the script: options of this command stand before it."
+    assert lines == [one if one == ONE else f"localtensor run: {one}{after}" for one in said]
 
 
 def test_a_trace_a_page_and_a_summary_of_one_run(script):

@@ -264,6 +264,12 @@ def test_the_totals_are_pinned():
     )
 
 
+@pytest.mark.parametrize(("overloads", "words"), [(1, "1 overload"), (2, "2 overloads")])
+def test_one_overload_is_no_plural(overloads, words):
+    counted = replace(FULL, counts=replace(FULL.counts, overloads=overloads))
+    assert shown(counted, width=400).splitlines()[-1].endswith(f"9 rule instances on 0 samples of {words}")
+
+
 def test_nothing_tested_is_said_and_no_confirmation_too():
     assert shown(EMPTY, width=400) == (
         "torch 2.13.0, seed 0, ranks 2: 0 sound, 0 unsound, 0 refused, 0 suspect, 0 missing, 0 untestable, 0 crashed "
