@@ -4,7 +4,7 @@ An executor is made by a factory, a function without arguments that the user nam
 batches of tasks; in its worker each batch runs in a child process of its own (`worker_pool.serve`), so that a native
 crash or a hang costs one task there too.  A batch whose worker is lost is tried again with a new executor.
 
-dask.distributed is an optional extra (`pip install localtensor[dask]`): its client gives such an executor.
+dask.distributed is an optional extra (`pip install 'localtensor[dask]'`): its client gives such an executor.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from strategies.model.settings import BadSource
 from strategies.validation.sources.functions import tensor_results
 from strategies.validation.sources.protocol import NamedLayout, RefusedLayouts, SourceRaises, sharded
 
-PACKAGE, INSTALL = "spmd_types", "pip install localtensor[spmd-types]"
+PACKAGE, INSTALL = "spmd_types", "pip install 'localtensor[spmd-types]'"
 AXIS = "tp"
 """The name of the mesh axis on which tensors are typed."""
 _MORE_AXES = ("dp",)
