@@ -50,7 +50,7 @@ def test_a_package_that_is_not_installed_is_refused_with_the_command(monkeypatch
     monkeypatch.setitem(sys.modules, "spmd_types", None)
     typed.package.cache_clear()
     source_named.cache_clear()
-    with pytest.raises(BadSource, match=r"its package is not installed.* Run pip install localtensor\[spmd-types\]"):
+    with pytest.raises(BadSource, match=r"its package is not installed.* Run pip install 'localtensor\[spmd-types\]'"):
         source_named("spmd_types")
     typed.package.cache_clear()
 
