@@ -43,7 +43,19 @@ def refusal_sentence(call: str, argument: str, values: str, problem: str, remedy
     >>> refusal_sentence("split", "dim", "dim=2 of (4, 4)", "there is no dim 2", "Use 0 or 1.")
     'split: dim: dim=2 of (4, 4): there is no dim 2. Use 0 or 1.'
     """
-    return f"{call}: {argument}: {values}: {problem}. {remedy}"
+    return f"{call}: {argument}: {short_form(values)}: {problem}. {remedy}"
+
+
+MOST_VALUES = 1000  # characters: more than any path or call that a message has to show whole
+
+
+def short_form(values: str) -> str:
+    """The values of a message in at most `MOST_VALUES` characters: of a longer text the begin and the end.
+
+    >>> short_form("ab"), len(short_form("a" * 100_000))
+    ('ab', 1000)
+    """
+    return values if len(values) <= MOST_VALUES else f"{values[: MOST_VALUES - 203]}...{values[-200:]}"
 
 
 class Refusal(LocalTensorError):
@@ -76,7 +88,10 @@ class Refusal(LocalTensorError):
     def __init__(self, *facts: object) -> None:
         sentence = f"{self.SUBJECT}: {self.PROBLEM}. {self.REMEDY}"
         names = dict.fromkeys(name for _, name, _, _ in Formatter().parse(sentence) if name)
-        super().__init__(sentence.format(**dict(zip(names, facts, strict=True))))
+        subject = {name for _, name, _, _ in Formatter().parse(self.SUBJECT)}
+        given = dict(zip(names, facts, strict=True))
+        short = {n: short_form(v) if isinstance(v, str) and n in subject else v for n, v in given.items()}
+        super().__init__(sentence.format(**short))
         if self.NOTED:
             ambient.note_error(self, "a refusal")
 

@@ -110,7 +110,7 @@ class BadFaults(base.Refusal, call="run"):
 
     def __init__(self, argument: str, value: object, problem: str) -> None:
         remedy = "Give it as localtensor.Faults documents it."
-        name = f"faults.{argument}" if argument else "faults"
+        name = f"faults.{base.first_line(argument, 60)}" if argument else "faults"
         super().__init__(name, base.first_line(repr(value), 60), problem, remedy)
 
 

@@ -32,7 +32,7 @@ _SHORT = {
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8",
     torch.bool: "bool", torch.complex64: "c64", torch.complex128: "c128",
 }  # fmt: skip
-_WRITTEN = re.compile(r"(R)|S\((\d+)\)|SS\((\d+), ?(\d+)\)|P\((\w+)\)")
+_WRITTEN = re.compile(r"(R)|S\((\d{1,18})\)|SS\((\d{1,18}), ?(\d{1,18})\)|P\((\w+)\)")  # torch's numbers have 63 bits
 
 
 def parse(text: str) -> Placement:

@@ -17,6 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 from localtensor._util.call_sites import bound_arguments
 from localtensor.collectives.argument_checks import check_init_arguments
 from localtensor.processes.worker import GROUP_TIMEOUT
+from localtensor.threads.cores import threads_per_op
 from localtensor.threads.dist_patches import patched_inside_decorators
 from localtensor.threads.state.slots import FLAGS
 from localtensor.threads.state.special_slots import torchrun_environment
@@ -83,7 +84,7 @@ def _enter_caller_state(mine: CallerState) -> None:
     for name in {*os.environ} - {*wanted}:
         del os.environ[name]
     os.environ.update(wanted)
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))  # as rank threads do
+    torch.set_num_threads(threads_per_op())  # as rank threads do
     if mine.device is not None:
         if (
             torch.device(mine.device).type == "cuda"

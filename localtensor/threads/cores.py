@@ -7,10 +7,20 @@ and without LOCALTENSOR_CORES=all).  The threads of a run move together when oth
 
 import ctypes
 import os
+import re
 import time
 
 CHECK_INTERVAL = 0.05  # seconds between two checks of the run's share of its core
 MIN_CPU_SHARE = 0.6  # of the time; below it, the run moves to the next core
+
+
+def threads_per_op() -> int:
+    """The threads of an op: the first number of OMP_NUM_THREADS, which may list one for each level of nesting.
+
+    1, as torchrun sets it, if the variable is unset, or holds no such number, which OpenMP ignores too.
+    """
+    first = (os.environ.get("OMP_NUM_THREADS") or "1").partition(",")[0].strip()
+    return max(1, int(first)) if re.fullmatch("[0-9]{1,4}", first) else 1
 
 
 class CoreAffinity:

@@ -95,7 +95,13 @@ def faults_from_text(text: str) -> Faults:
         if not isinstance(node, ast.Call) or node.args:
             raise ValueError("no names of arguments")  # noqa: TRY301
         given = {str(one.arg): ast.literal_eval(one.value) for one in node.keywords}
-    except (ValueError, SyntaxError, TypeError) as problem:
+    except (
+        ValueError,
+        SyntaxError,
+        TypeError,
+        RecursionError,
+        MemoryError,
+    ) as problem:  # the last two: nested too deep
         raise BadFaults("", text, 'it has to be written like "kill={2: 5}, restart=1"') from problem
     for name, value in given.items():
         if name not in _DEFAULTS:

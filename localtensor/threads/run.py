@@ -23,6 +23,7 @@ from localtensor.errors import GroupsLeftOver, ModeBusy, NestedRun, NeverEnded, 
 from localtensor.errors.base import wait_lines
 from localtensor.errors.runs import DAY
 from localtensor.threads import dist_patches, rank_world
+from localtensor.threads.cores import threads_per_op
 from localtensor.threads.diagnosis import RankEnd
 from localtensor.threads.faults import Faults, FaultsOfRun
 from localtensor.threads.helper_threads import helper_threads
@@ -209,7 +210,7 @@ def _simulation_context(
 def _one_core_per_op() -> Iterator[None]:
     """Ops run on one core, as in torchrun's processes: sums are equal, and no rank starts a team of OpenMP threads."""
     before = torch.get_num_threads()
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+    torch.set_num_threads(threads_per_op())
     try:
         yield
     finally:

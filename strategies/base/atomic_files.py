@@ -18,6 +18,8 @@ def read_bytes(path: Path, most: int = -1) -> bytes:
 
     Does not wait for a pipe without a writer, and does not read all of a device, which may be endless.
     """
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "no file has a name with a null character", str(path))
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
         mode = os.fstat(file.fileno()).st_mode
         if most < 0 and (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):

@@ -121,6 +121,8 @@ def _table(call: str, file: Path) -> dict[str, Any] | None:
         body = tomllib.loads(data.decode())
     except ValueError as error:
         raise BadSection(call, file, "the file", f"it is no TOML ({error})", "Fix it first.") from None
+    except RecursionError:
+        raise BadSection(call, file, "the file", "it is nested too deep", "Fix it first.") from None
     found = body.get("tool", {})
     found = found.get("localtensor") if isinstance(found, dict) else None
     if found is not None and not isinstance(found, dict):
@@ -133,7 +135,8 @@ def _text(value: object, home: Path) -> str | None:
 
 
 def _path(value: object, home: Path) -> Path | None:
-    return Path(_relative(home / value)) if isinstance(value, str) and value else None
+    fits = isinstance(value, str) and value and "\0" not in value  # no path has that character
+    return Path(_relative(home / str(value))) if fits else None
 
 
 def _rules(value: object, home: Path) -> str | None:

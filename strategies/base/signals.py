@@ -97,7 +97,7 @@ def refuse_silent_exit(*, of_the_program: bool = False) -> None:
             leave(_State.code)
         leave(status)
 
-    os._exit = guarded
+    vars(sys.modules.get("posix", os))["_exit"] = os._exit = guarded  # `os` has it from `posix`
 
 
 def set_stop_note(more: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -342,6 +344,7 @@ def plan(options: command_options.PlanOptions) -> int:
 
 
 app.add_typer(cost)
+CHANGED = b"localtensor itself failed, or a module of yours has changed Python; this says nothing about any rule.\n"
 
 
 def main() -> None:
@@ -360,3 +363,10 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         signals.print_error(f"localtensor: cannot write to standard output: {error.strerror}.")
         sys.exit(signals.EXIT_NOTHING)
+    except Exception:  # why: Python leaves with 1, a verdict; a rules module that replaces builtins leads here
+        with contextlib.suppress(Exception):  # why: what prints may be replaced, too; the line below needs none of it
+            signals.print_error(traceback.format_exc())
+        os.write(2, CHANGED)
+        os._exit(signals.EXIT_NOTHING)
+    signals.print_error("localtensor: a module or an executor of yours has replaced sys.exit.")
+    raise SystemExit(signals.EXIT_NOTHING)

@@ -351,7 +351,8 @@ def parse_mesh(text: str) -> tuple[int, ...]:
     (2, 3)
     """
     parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+    sizes = [part for part in parts if part.strip().isdecimal() and len(part) < 4_000 and int(part) > 0]  # for int()
+    if len(sizes) < len(parts):
         problem = "a mesh is a size, or several with commas between"
         raise BadOption(PLANS, "--mesh", repr(text), problem, "Pass --mesh 2,3.")
     found = tuple(map(int, parts))

@@ -6,6 +6,7 @@ A tensor is its bytes in base64 beside dtype, shape and strides, so that a case 
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
 import operator
 import re
@@ -20,7 +21,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement, error_in_one_line
 from localtensor.layout import StridedShard, is_inexact, max_abs, parse, short
-from strategies.model.rule import Call, Leaf, Rule, Sample, leaf_numbers
+from strategies.model.rule import Call, Leaf, Rule, Sample, leaf_numbers, overload
 
 
 class NotEncodable(ValueError):
@@ -162,6 +163,7 @@ def _read_on_cpu(name: str, shape: Sequence[int], data: str, strides: Sequence[i
 
 def sample(x: Sample) -> dict[str, Any]:
     """The JSON form of a sample with its tensors.  Raises `NotEncodable`."""
+    _check_opens_no_file(x.call.op)
     call = [value(list(x.call.args)), [[name, value(v)] for name, v in x.call.kwargs]]
     return {"op": x.call.op, "call": call, "tensors": [tensor(t) for t in x.tensors], "origin": x.origin}
 
@@ -169,6 +171,7 @@ def sample(x: Sample) -> dict[str, Any]:
 def is_encodable(x: Sample) -> bool:
     """Whether the sample has a JSON form."""
     try:
+        _check_opens_no_file(x.call.op)
         value([list(x.call.args), [list(pair) for pair in x.call.kwargs]])
     except NotEncodable:
         return False
@@ -180,7 +183,8 @@ def read_sample(data: dict[str, Any]) -> Sample:
     try:
         args, kwargs = data["call"]
         named = tuple((_text(name), read_value(v)) for name, v in kwargs)
-        call = Call(_op_name(data["op"]), tuple(read_value(args)), named)
+        _check_opens_no_file(_op_name(data["op"]))
+        call = Call(data["op"], tuple(read_value(args)), named)
         tensors = tuple(map(read_tensor, data["tensors"]))
         if any(leaf not in range(len(tensors)) for leaf in leaf_numbers([call.args, [v for _, v in named]])):
             raise NotEncodable("a leaf without a tensor")
@@ -194,6 +198,16 @@ def _op_name(name: Any) -> str:
     if not isinstance(name, str) or not re.fullmatch(r"\w+\.\w+\.\w+", name):
         raise NotEncodable(f"{name!r:.60} names no overload")
     return name
+
+
+def _check_opens_no_file(op: str) -> None:
+    """Raises `NotEncodable` for an op such as `aten.from_file`, which makes a file: a sample is data, and is run.
+
+    Of an op that is not registered here nothing is known, and it cannot be run.
+    """
+    with contextlib.suppress(AttributeError):
+        if any(argument.name == "filename" for argument in overload(op)._schema.arguments):
+            raise NotEncodable(f"{op} opens a file")
 
 
 def _text(value: Any) -> str:
@@ -269,11 +283,25 @@ sys.exit(1 if wrong else 0)
 """The end of a script, which sets the exit code."""
 
 
+_NO_SOURCE = re.compile("[\0-\x08\x0b-\x1f\x7f\ud800-\udfff]")
+"""Characters that no source file of Python has: controls, and halves of surrogate pairs."""
+
+
+def docstring_text(text: str) -> str:
+    r"""The text as a part of a docstring, which it does not end: a title or a reason comes from a journal, and may be any text.
+
+    >>> print(docstring_text("".join(["a", chr(34) * 3, "b", chr(92), chr(0)])))
+    a\"\"\"b\\\u0000
+    """
+    quoted = text.replace("\\", "\\\\").replace('"' * 3, '\\"' * 3)
+    return _NO_SOURCE.sub(lambda found: f"\\u{ord(found[0]):04x}", quoted)
+
+
 def docstring_code(shown: str, wrong: str, ranks: int, name: str, prints: str) -> str:
     """The docstring of a script: its subject, what is wrong with it in this torch, and how to run it."""
-    return f'''"""{shown}
+    return f'''"""{docstring_text(shown)}
 
-DTensor in torch {torch.__version__.split("+")[0]}{wrong}
+DTensor in torch {torch.__version__.split("+")[0]}{docstring_text(wrong)}
 
 Run:  torchrun --nproc-per-node {ranks} {name}
 It prints {prints}

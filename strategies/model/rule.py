@@ -156,13 +156,16 @@ class Claim:
 
 
 def overload(name: str) -> torch._ops.OpOverload:
-    """The overload of that name: `aten.add.Tensor`."""
+    """The overload of that name: `aten.add.Tensor`.  Raises AttributeError if there is none."""
     return _aten_overload(name) if name.startswith("aten.") else _overload(name)
 
 
 def _overload(name: str) -> torch._ops.OpOverload:
     namespace, packet, which = name.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), packet), which)  # type: ignore[no-any-return]
+    found = getattr(getattr(getattr(torch.ops, namespace), packet), which)
+    if not isinstance(found, torch._ops.OpOverload):  # `import_module.__call__.__call__` is a function of `torch.ops`
+        raise AttributeError(f"{name} is no overload")  # noqa: TRY004  # as torch does for a name that it does not have
+    return found
 
 
 _aten_overload = functools.lru_cache(1 << 12)(_overload)  # of other namespaces, libraries come and go

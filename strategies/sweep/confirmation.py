@@ -24,9 +24,9 @@ from strategies.base.progress import Progress
 from strategies.base.time_limit import DoesNotReturn
 from strategies.inputs.gathering import CapturedSamples, SamplesByOp, matching_overloads
 from strategies.model import codec
-from strategies.model.oracle import REJECTIONS
-from strategies.model.rule import Rule, Sample
-from strategies.model.settings import BadSource, Settings, UnknownOp
+from strategies.model.oracle import REJECTIONS, kernels_on
+from strategies.model.rule import Program, Rule, Sample
+from strategies.model.settings import BadSetting, BadSource, Settings, UnknownOp
 from strategies.model.verdict import Crash, Finding, Verdict
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.real_run import ProgramRealRuns
@@ -45,6 +45,7 @@ from strategies.torch_api.rank_runs import RankProcesses, first_rank_failure, re
 from strategies.torch_api.user_modules import RegisteredRules
 from strategies.validation.finding import Candidate, RuleOutcome, case_of, case_text, finding_of_candidate, repeated
 from strategies.validation.overload import SOURCE_SECONDS
+from strategies.validation.probe import Case
 from strategies.validation.sources.protocol import FunctionSource
 
 SECONDS = 60.0
@@ -195,6 +196,30 @@ def leave_unconfirmed(suspects: Mapping[str, Sequence[Candidate]]) -> Iterator[R
         yield RuleOutcome(name, finding_of_candidate(first, Verdict.SUSPECT, reason))
 
 
+NOT_MADE = (*REJECTIONS, LocalTensorError, AttributeError)
+"""What `made_here` raises on the case of a journal that is none here: unknown ops, and calls that plain torch does not take."""
+
+
+def made_here(candidate: Candidate, seed: int) -> Case | Program:
+    """The case or the program of a candidate, which may come from a file.  Raises one of `NOT_MADE`."""
+    if candidate.program is None:
+        return case_of(candidate.instance, seed)
+    oracle_of_program(candidate.program)
+    local_inputs_of(candidate.program)
+    return candidate.program
+
+
+def check_case(candidate: Candidate, seed: int, device: str) -> None:
+    """Raises `BadSetting` for a case of `--case` that is none here."""
+    try:
+        with kernels_on(device):
+            made_here(candidate, seed)
+    except NOT_MADE as error:
+        problem = f"there is no such case under this torch and these rules ({error_in_one_line(error, 90)})"
+        remedy = "Copy the whole command that stands beside the finding, under the same version."
+        raise BadSetting("--case", candidate.name, problem, remedy) from None
+
+
 class RealConfirmation:
     """Confirms candidates on real processes, in order of their ranks: another number of ranks needs other processes.
 
@@ -236,16 +261,16 @@ class RealConfirmation:
         return candidate, outcome
 
     def _run_for_real(self, candidate: Candidate) -> Confirmation:
-        if candidate.program is not None:
-            try:
-                oracle_of_program(candidate.program)
-                local_inputs_of(candidate.program)
-            except (*REJECTIONS, LocalTensorError) as error:  # the journal was written by another version of this tool
+        reason = candidate.instance.evidence.reason
+        try:
+            made = made_here(candidate, self._seed)
+        except NOT_MADE as error:
+            if candidate.program is not None:  # the journal was written by another version of this tool
                 return Confirmation("", f"no such program: {error}")
-            return self._real_runs.confirm_program(candidate.program, expected=candidate.instance.evidence.reason)
-        return self._real_runs.confirm(
-            case_of(candidate.instance, self._seed), expected=candidate.instance.evidence.reason
-        )
+            return Confirmation("", f"no such case: {error_in_one_line(error)}", failed=traceback.format_exc())
+        if isinstance(made, Program):
+            return self._real_runs.confirm_program(made, expected=reason)
+        return self._real_runs.confirm(made, expected=reason)
 
     def _result(self, name: str, candidate: Candidate, outcome: Confirmation, *, suspected: bool) -> RuleOutcome:
         sample = candidate.instance.sample

@@ -245,6 +245,7 @@ class _Validation:
         """Run the one case of the settings on real processes, as it is."""
         seed, candidate = finding.read_case(self.settings.case)
         self.settings = replace(self.settings, seed=seed)
+        confirmation.check_case(candidate, seed, self.settings.device)
         sample, program = candidate.instance.sample, candidate.program
         mesh = program.mesh if program else (candidate.instance.ranks,)
         kind = MESHES if len(mesh) > 1 else PAIRS if program else ALONE

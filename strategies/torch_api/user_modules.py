@@ -96,7 +96,7 @@ def import_user_module(module: str, folder: str, bad: Callable[[str, str, str], 
         sys.path.insert(0, folder)
         lazy.find_strategies()
     try:
-        return importlib.import_module(module)
+        found: object = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and module.split(".")[: len(error.name.split("."))] == error.name.split("."):
             raise bad(module, NO_MODULE, f"Run from the folder that holds it (now {folder}).") from None
@@ -106,6 +106,11 @@ def import_user_module(module: str, folder: str, bad: Callable[[str, str, str], 
     except BaseException as error:  # why: a user's module may raise anything, even pytest's Skipped; its line is named
         problem = f"importing it raises {type(error).__name__}: {exception_message(error)} ({_user_line(error)})"
         raise bad(module, problem, "Fix that first.") from error
+    if not isinstance(found, ModuleType):
+        raise bad(
+            module, f"importing it gives {type(found).__name__}, no module", "Leave its entry of sys.modules alone."
+        )
+    return found
 
 
 def exception_message(error: BaseException) -> str:
@@ -120,7 +125,10 @@ def exception_message(error: BaseException) -> str:
 def module_digest(module: str) -> str:
     """A digest of an imported module's source, by which versions of it are distinguished; empty without a source."""
     path = getattr(sys.modules[module], "__file__", None)
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] if path else ""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] if path else ""
+    except OSError:  # a module can name any file
+        return ""
 
 
 _SEEN = "__localtensor_registered__"

@@ -134,6 +134,8 @@ def sizes_left(least: int, ranks: int, before: int, half: str) -> tuple[int, ...
     return (lower or upper) if half == "lower" else (upper or lower)
 
 
+LONGEST = 2_000
+"""Letters of the line of a spec, as of a text of `localtensor plan`."""
 _WHOLE = re.compile(r"(\w+)\[((?:\d+(?:,\d+)*)?)\] @ (.+)")
 _AXIS = re.compile(r"([^\W\d]\w*)=(\d+):(\w+(?:\([^)]*\))?)(?:\[(\d+)\])?(?:, (?=.)|$)")
 _DTYPE = {shape_text((), dtype).partition("[")[0]: dtype for dtype in DTYPES}
@@ -162,7 +164,7 @@ def read_spec(text: str) -> Spec:
     >>> read_spec("bf16[7] @ a=3:SS(0,2)"), read_spec("bf16[7] @ a=3:S(0)[1], b=2:S(0)[0]").shard_order
     (bf16[7] @ a:SS(0,2), ((0, (1, 0)),))
     """
-    whole = _WHOLE.fullmatch(text) if isinstance(text, str) else None
+    whole = _WHOLE.fullmatch(text) if isinstance(text, str) and len(text) <= LONGEST else None
     axes = list(_AXIS.finditer(whole[3])) if whole else []
     if whole is None or "".join(axis[0] for axis in axes) != whole[3] or whole[1] not in _DTYPE:
         remedy = "Write it as 'f32[5,3] @ dp=2:S(0), tp=4:R'."

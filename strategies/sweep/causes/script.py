@@ -24,6 +24,7 @@ from strategies.model.cause import FAILED, RIGHT, SHOWS
 from strategies.model.codec import (
     COMPARISON_FUNCTION,
     FLATTEN_FUNCTION,
+    docstring_text,
     flatten_code,
     placements_code,
     slack_text,
@@ -161,7 +162,7 @@ def _text(case: Case, title: str, about: str, name: str, shown: str, helpers: Se
     if "_StridedShard" in source or "Placement" in source:
         private += "from torch.distributed.tensor.placement_types import Placement, _StridedShard  # noqa: F401\n"
     return _SCRIPT.format(
-        title=title, about=textwrap.fill(about, 110), name=name, ranks=program.ranks, raises=case.severity.raises,
+        title=docstring_text(title), about=docstring_text(textwrap.fill(about, 110)), name=name, ranks=program.ranks, raises=case.severity.raises,
         imports=_IMPORTS.format(more=more, private=private),
         limit=textwrap.indent(LIMIT_CODE.rstrip(), "    ") if no_return_place(case.reason) else "",
         helpers="\n\n\n".join([COMPARISON_FUNCTION.strip(), *helpers]), body=textwrap.indent(shown, "    "),

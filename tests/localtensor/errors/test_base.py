@@ -11,7 +11,7 @@ import pytest
 
 from localtensor import errors
 from localtensor._util.events import Call, Place, Wait
-from localtensor.errors import ProgramFault, base
+from localtensor.errors import BadPlacement, ProgramFault, base, refusal_sentence
 
 ROOT = Path(errors.__file__).parents[2]
 FUNCTIONS = {"refusal_sentence", "error_in_one_line"}  # what the package has beside classes
@@ -216,3 +216,13 @@ def test_an_error_is_told_in_its_first_line():
     assert base.error_in_one_line(ValueError("no\nmore")) == "ValueError: no"
     assert base.error_in_one_line(ValueError()) == "ValueError: -"
     assert base.error_in_one_line(ValueError("x" * 30), 20) == f"ValueError: {'x' * 17}..."
+
+
+def test_long_values_are_shortened_and_the_rest_is_whole():
+    long = "a" * 100_000
+    for sentence in (
+        refusal_sentence("f", "x", long, "wrong", "Go on."),
+        str(BadPlacement("f", long, "wrong", "Go on.")),
+    ):
+        assert len(sentence) < 1_100 and sentence.endswith(": wrong. Go on.")
+    assert refusal_sentence("f", "x", "a" * 999, long, "Go on.").count("a") == 100_999

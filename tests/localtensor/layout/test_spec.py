@@ -42,7 +42,9 @@ def test_a_partial_subclass_is_not_a_sum_because_its_reduction_says_so():
     assert is_standard(Partial("sum"))
 
 
-@pytest.mark.parametrize("text", ["S(-1)", "P(norm)", "S0", "", "Shard(0)", 3, None, Shard(0)])
+@pytest.mark.parametrize(
+    "text", ["S(-1)", "P(norm)", "S0", "", "Shard(0)", 3, None, Shard(0), f"S({1 << 63})", f"SS(0,{1 << 63})"]
+)
 def test_anything_else_is_refused(text):
     with pytest.raises(BadPlacement, match=r"Write R, S\(0\), SS\(0,2\), P\(sum\)"):
         parse(text)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import localtensor as lt
 from localtensor.errors import BadFaults, CollectiveTimeout, Deadlock, PeerLost, RankRaised
+from localtensor.threads.faults import faults_from_text
 
 CLOSED = "Connection closed by peer"
 
@@ -241,3 +242,10 @@ def test_faults_are_for_rank_threads():
         lt.run(dist.barrier, ranks=2, on="gloo", faults=lt.Faults())
     with pytest.raises(BadFaults):
         lt.run(dist.barrier, ranks=2, faults={2: 1})
+
+
+@pytest.mark.parametrize("text", ["-" * 9_999 + "1", "kill=" + "[" * 9_999, "x" * 9_999 + "=1"])
+def test_a_text_that_is_nested_too_deep_is_refused_in_few_words(text):
+    with pytest.raises(BadFaults) as caught:
+        faults_from_text(text)
+    assert len(str(caught.value)) < 300

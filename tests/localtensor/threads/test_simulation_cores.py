@@ -3,6 +3,7 @@
 import os
 
 import pytest
+import torch
 
 import localtensor as lt
 from localtensor.threads import cores
@@ -62,3 +63,14 @@ def test_a_starved_run_moves_and_a_busy_one_stays(monkeypatch):
     clock[0], used[0] = clock[0] + 2 * CHECK_INTERVAL, used[0] + 0.1 * CHECK_INTERVAL
     run.follow(0)
     assert len(moved_to) == 2 and moved_to[0] != moved_to[1]
+
+
+@pytest.mark.parametrize(
+    ("value", "threads"), [("2,1", 2), ("many", 1), ("-1", 1), ("9" * 5_000, 1), ("0", 1), ("", 1)]
+)
+@pytest.mark.parametrize("on", ["threads", "gloo"])
+def test_an_op_of_a_rank_has_the_threads_of_openmps_first_level(monkeypatch, value, threads, on):
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert cores.threads_per_op() == threads
+    if value in ("2,1", "many"):
+        assert lt.run(torch.get_num_threads, ranks=2, on=on).values == (threads, threads)

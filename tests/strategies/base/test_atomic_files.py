@@ -208,3 +208,8 @@ def test_a_write_that_fails_half_way_leaves_the_old_file_or_none(old, tmp_path):
     done = subprocess.run([sys.executable, "-c", FULL, str(file)], capture_output=True, text=True, check=True)
     assert done.stdout == f"{errno.EFBIG} {file}\n"
     assert [path.read_text() for path in tmp_path.iterdir()] == [old] * (old is not None)
+
+
+def test_a_name_that_no_file_can_have_is_an_error_of_the_system():
+    with pytest.raises(OSError, match="null character"):
+        read_bytes(Path("a\0b"))

@@ -138,6 +138,8 @@ def test_what_cannot_be_used_is_refused(text, problem, project):
 
 @pytest.mark.parametrize(("text", "problem"), [
     ("[tool.localtensor\n", "the file: it is no TOML ("), ("tool.localtensor = 5\n", "localtensor: it is no table."),
+    (f"[tool.localtensor]\nrules = {'[' * 9_999}", "the file: it is nested too deep."),
+    ('[tool.localtensor]\nbaseline = "a\\u0000b"\n', "baseline = 'a\\x00b': a value of another form is needed."),
 ])  # fmt: skip
 def test_a_file_that_seems_to_have_the_section_and_is_broken_is_refused(text, problem, project):
     (project / "pyproject.toml").write_text(text)

@@ -72,11 +72,12 @@ SILENT = "localtensor: a module or an executor of yours has ended the program by
 @pytest.mark.few(4)
 @pytest.mark.parametrize(("how", "code", "said"), [
     ("os._exit(0)", 3, SILENT), ("os._exit(256)", 3, SILENT.replace("(0)", "(256)")), (IN_A_THREAD, 3, SILENT),
-    ("os._exit(5)", 5, ""), ("signals._end(2)", 130, "localtensor: stopped by Ctrl-C.\n"),
+    ("import posix; posix._exit(0)", 3, SILENT), ("os._exit(5)", 5, ""),
+    ("signals._end(2)", 130, "localtensor: stopped by Ctrl-C.\n"),
     ("if not os.fork(): os._exit(0)\nsys.exit(os.wait()[1])", 0, ""),
     ("signals._State.code = 0\natexit.register(os._exit, 0)", 0, ""),
     ("atexit.register(os._exit, 0)\napp.app(['report', 'nowhere'])", 2, SILENT),
-], ids=["at once", "256", "thread", "5", "signal", "child", "at the end of 0", "at the end of 2"])  # fmt: skip
+], ids=["at once", "256", "thread", "posix", "5", "signal", "child", "at the end of 0", "at the end of 2"])  # fmt: skip
 def test_os_exit_by_foreign_code_does_not_pass(how, code, said):
     done = subprocess.run(
         [sys.executable, "-c", LEAVING.replace("HOW", how)], cwd=ROOT, capture_output=True, text=True, check=False
@@ -220,3 +221,24 @@ def test_a_second_ctrl_c_leaves_no_part_of_a_file(tmp_path):
     words = [sys.executable, "-c", TWICE, str(tmp_path / "trace.json")]
     done = subprocess.run(words, check=False, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, list(tmp_path.iterdir())) == (130, []), done.stderr
+
+
+CHANGED = """
+import sys
+from strategies.cli import app
+sys.argv = ["localtensor", "report", "nowhere"]
+HOW
+app.main()
+"""
+
+
+@pytest.mark.parametrize(("how", "said"), [
+    ("sys.exit = lambda *code: None", "localtensor: a module or an executor of yours has replaced sys.exit.\n"),
+    ("app.app = lambda **words: 1 / 0", "localtensor itself failed, or a module of yours has changed Python; this says nothing about any rule.\n"),
+])  # fmt: skip
+def test_a_program_that_foreign_code_has_changed_does_not_end_with_a_verdict(how, said):
+    done = subprocess.run(
+        [sys.executable, "-c", CHANGED.replace("HOW", how)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3 and done.stderr.endswith(said)
+    assert ("ZeroDivisionError" in done.stderr) is ("1 / 0" in how)

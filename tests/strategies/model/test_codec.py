@@ -1,3 +1,4 @@
+import ast
 import json
 import math
 
@@ -176,7 +177,8 @@ def test_a_call_with_lists_and_dtypes_gives_the_same_again():
 @pytest.mark.parametrize("one", [
     sample("bernoulli.p", X, 0.5, generator=torch.Generator()),
     sample("neg.default", torch.eye(3).to_sparse()),
-], ids=["a generator", "a sparse tensor"])  # fmt: skip
+    sample("from_file.default", "a.bin", True, 4),
+], ids=["a generator", "a sparse tensor", "a file"])  # fmt: skip
 def test_a_sample_that_cannot_be_written_says_so_beforehand(one):
     assert not codec.is_encodable(one)
     with pytest.raises(NotEncodable):
@@ -195,3 +197,27 @@ def test_a_placement_of_dtensors_own_comes_back_by_name_alone():
     assert read == Rule("aten.x.default", (Shard(0), NamedPlacement("P(mask)")), (None,))
     assert str(read) == "aten.x.default: S(0), P(mask) -> -"
     assert codec.rule(read) == ["aten.x.default", ["S(0)", "P(mask)"], ["-"]]
+
+
+@pytest.mark.parametrize("op", ["aten.from_file.default", "aten.from_file.out", "aten.save.default"])
+def test_an_op_that_opens_a_file_is_no_sample_of_a_file(op):
+    body = codec.sample(sample("neg.default", X)) | {"op": op, "call": [["/tmp/a", True, 4], []], "tensors": []}
+    with pytest.raises(NotEncodable, match=f"{op} opens a file"):
+        codec.read_sample(body)
+
+
+QUOTES = '"' * 3
+
+
+@pytest.mark.parametrize(
+    "text", [f"a{QUOTES}\nimport b\n{QUOTES}", f'{QUOTES}"', "\\d \\", f"\\{QUOTES}b", f"a\\\\{QUOTES}", '"', 'a"']
+)
+def test_no_text_ends_the_docstring_of_a_script(text):
+    for head in (codec.docstring_code(text, "", 2, "a.py", "b"), codec.docstring_code("a", text, 2, "a.py", "b")):
+        module = ast.parse(head)
+        assert len(module.body) == 1 and text in ast.get_docstring(module, clean=False)
+
+
+def test_characters_that_no_source_has_are_escaped_in_a_docstring():
+    assert ast.parse(codec.docstring_code("a\0\ud800\x1b", "", 2, "a.py", "b"))
+    assert codec.docstring_text("a\0\ud800") == "a\\u0000\\ud800"

@@ -191,3 +191,11 @@ def test_a_layout_is_read_as_it_is_written(text):
 def test_what_is_no_layout_is_refused():
     with pytest.raises(BadPlacement, match="no placement"):
         read_layout("(S(0), -)")
+
+
+@pytest.mark.parametrize(
+    "name", ["import_module.__call__.__call__", "aten.add.__call__", "aten.nothing.default", "a.b.c"]
+)
+def test_a_name_that_no_overload_has_is_none(name):
+    with pytest.raises(AttributeError):
+        overload(name)

@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies.model.rule import Program
+from strategies.model.rule import Call, Leaf, Program
+from strategies.model.settings import BadSetting
 from strategies.model.verdict import Evidence, Verdict
 from strategies.programs.run.rank_run import ProgramRankResult
 from strategies.programs.run.verdict import Confirmation
@@ -245,3 +246,29 @@ def test_without_a_court_all_are_suspect():
     ]  # fmt: skip
     assert found[0].finding.reason == "wrong (not confirmed: --confirm none was asked for)"
     assert [finding.read_outcome(finding.outcome_line(s)) for s in found] == found
+
+
+NO_CALLS = [
+    ("aten.nothing.default", (Leaf(0),)),
+    ("import_module.__call__.__call__", (Leaf(0),)),
+    ("aten.sin.default", ()),
+]
+
+
+def no_case(op, args):
+    made = suspect().instance
+    one = replace(made.sample, call=Call(op, args, ()))
+    return Candidate(replace(made, sample=one, rule=replace(made.rule, op=op)))
+
+
+@pytest.mark.parametrize(("op", "args"), NO_CALLS)
+def test_a_case_of_a_file_that_plain_torch_does_not_take_is_a_crash_and_the_others_go_on(op, args):
+    (first, second), asked = settled({"a": [no_case(op, args)], "b": [suspect(ranks=3)]}, WRONG)
+    assert (first.finding is None or first.finding.verdict is Verdict.SUSPECT) and first.crash is not None
+    assert second.finding.verdict is Verdict.UNSOUND and asked == [(3, 24)]
+
+
+@pytest.mark.parametrize(("op", "args"), NO_CALLS)
+def test_a_case_of_the_command_line_that_is_none_here_is_refused(op, args):
+    with pytest.raises(BadSetting, match=r"--case: .*: there is no such case under this torch and these rules"):
+        confirmation.check_case(no_case(op, args), 0, "cpu")

@@ -7,7 +7,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from strategies.torch_api import dtensor
-from strategies.torch_api.user_modules import SINGLE_DIM_FIRST, BadRules, RegisteredRules, load_rules
+from strategies.torch_api.user_modules import SINGLE_DIM_FIRST, BadRules, RegisteredRules, load_rules, module_digest
 from tests.strategies import users
 
 
@@ -195,3 +195,18 @@ def test_a_second_question_is_answered_as_the_first_though_the_functions_are_wri
 def test_some_of_what_is_registered_can_be_chosen():
     every = RegisteredRules("m", ("a", "b", "c"), ("d", "e"))
     assert every.only({"c", "d", "x", "a"}) == RegisteredRules("m", ("a", "c"), ("d",))
+
+
+@pytest.mark.parametrize(("value", "name"), [("42", "int"), ("'a'", "str")])
+def test_what_is_no_module_is_refused(value, name, tmp_path):
+    (tmp_path / "rules_number.py").write_text(f"import sys\nsys.modules[__name__] = {value}\n")
+    try:
+        assert f"rules_number: importing it gives {name}, no module." in refused("rules_number", tmp_path)
+    finally:
+        sys.modules.pop("rules_number", None)
+
+
+def test_a_module_that_names_another_file_has_no_digest(tmp_path):
+    users.write(tmp_path, "rules_moved", 'op("a", lambda x: x * 3, (R, R))\n__file__ = "/nowhere/rules_moved.py"')
+    assert load_rules("rules_moved", str(tmp_path)).ops == ("rules_moved.a.default",)
+    assert module_digest("rules_moved") == ""

@@ -126,3 +126,8 @@ def test_a_layout_with_two_meanings_is_refused():
         BadPlacement, match=r"^draws.Sharded: placement: 'SS\(0,2\), S\(0\)': it has no meaning, or two"
     ):
         draws.Sharded.of("f32[7] @ a=3:SS(0,2), b=2:S(0)", "ones")
+
+
+def test_a_text_that_is_too_long_to_be_a_spec_is_refused_at_once():
+    with pytest.raises(draws.BadDraw, match="this is no spec"):
+        draws.read_spec(f"f32[4] @ {'x' * 100_000}")

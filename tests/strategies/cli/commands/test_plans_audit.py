@@ -61,8 +61,9 @@ def test_what_does_not_go_together_is_refused_by_its_name(line, named, capfd):
 
 def test_a_mesh_is_sizes_with_commas_between():
     assert (parse_mesh("2"), parse_mesh("2,3"), parse_mesh("2, 2,2")) == ((2,), (2, 3), (2, 2, 2))
-    with pytest.raises(BadOption, match="a mesh is a size"):
-        parse_mesh("\N{SUPERSCRIPT TWO}")
+    for text in ("\N{SUPERSCRIPT TWO}", "9" * 5_000):
+        with pytest.raises(BadOption, match="a mesh is a size"):
+            parse_mesh(text)
 
 
 def test_a_mesh_that_is_named_twice_is_tried_once(capsys):

@@ -1,5 +1,6 @@
 """The script of a cause: it shows the fault where there is one, and says so where there is none."""
 
+import ast
 import subprocess
 import sys
 
@@ -114,3 +115,11 @@ def test_a_script_starts_its_own_ranks_and_its_exit_code_tells(processes, tmp_pa
     path.write_text(found.script)
     ran = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == (code if found.verdict == SHOWS else 0), ran.stderr
+
+
+def test_no_title_ends_the_docstring_of_a_script():
+    quotes = '"' * 3
+    title = f"a{quotes}\nimport b\n{quotes}"
+    text = next(scripts_of(case(FINE), title, title, "script.py")).script
+    assert title in ast.get_docstring(ast.parse(text), clean=False)
+    assert "import b" not in map(ast.unparse, ast.parse(text).body)
