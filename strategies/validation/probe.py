@@ -7,6 +7,7 @@ independent ways; a claim is sound only if it holds for all of them.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,18 +84,16 @@ class Probe:
 
     def __init__(self, sample: Sample, truth: oracle.OracleResult, ranks: int, *, seed: int, variant: str = "") -> None:
         self.sample, self.truth, self.ranks = sample, truth, ranks
-        self.seed, self.variant, self.kind, self.writes = (
-            seed,
-            variant,
-            values_named(variant),
-            oracle.mutates(sample.op),
-        )
-        self._finite = self.kind.wild or all(all_finite(x) for x in truth.inputs)
-        self.written = written_leaves(sample.call)
+        self.seed, self.variant, self.kind = seed, variant, values_named(variant)
+        self.writes, self.written = oracle.mutates(sample.op), written_leaves(sample.call)
         self._blind = oracle.ignoring_strides(sample.call, truth.inputs)
         self._held: dict[tuple[int, Placement | None, int], Sequence[Tensor]] = {}
         self._local_results: dict[tuple[object, ...], LocalResults] = {}
         self._shapes_known: dict[tuple[int, Placement], Sequence[tuple[int, ...] | None]] = {}
+
+    @functools.cached_property
+    def _finite(self) -> bool:
+        return self.kind.wild or all(all_finite(x) for x in self.truth.inputs)
 
     def held(self, leaf: int, placement: Placement | None, draw: int) -> Sequence[Tensor]:
         """Each rank's piece of one input.  The same seed gives the same split, in any order of calls."""

@@ -379,3 +379,26 @@ def test_attention_without_dropout_draws_nothing_and_its_values_count():
 ])  # fmt: skip
 def test_states_of_generators_among_the_results_are_known_by_name(op, states):
     assert random_states(f"aten.{op}.default") == states
+
+
+def test_the_noise_of_small_calls_is_drawn_once_for_each_shape_and_dtype(monkeypatch):
+    """It is that which a new generator draws; of large ones nothing is kept."""
+    drawn, randint = [], torch.randint
+    monkeypatch.setattr(torch, "randint", lambda *args, **kwargs: drawn.append(args) or randint(*args, **kwargs))
+    oracle._ulps.cache_clear()
+    x, z, indices = numbers(4, 6), numbers(4, 6).to(torch.complex64), torch.arange(3)
+    first = oracle._perturbed([x, indices, z], 5)
+    assert len(drawn) == 4
+    again = oracle._perturbed([x + 1, indices, z], 5)
+    assert len(drawn) == 4 and [copy[1].tolist() for copy in (*first, *again)] == [[0, 1, 2]] * 4
+    factors = oracle._ulps.__wrapped__(((x.shape, x.dtype, x.device), (z.shape, z.dtype, z.device)), 5)
+    for one, two, (of_x, of_z) in zip(first, again, factors, strict=True):
+        assert torch.equal(one[0], x * of_x) and torch.equal(two[0], (x + 1) * of_x) and not torch.equal(one[0], x)
+        assert torch.equal(one[2], z * of_z) and torch.equal(two[2], z * of_z)
+    assert not torch.equal(first[0][0], first[1][0])
+    oracle._perturbed([x, indices, z], 6)
+    assert len(drawn) == 12
+    large = numbers(80, 80)
+    for _ in range(2):
+        oracle._perturbed([large], 5)
+    assert len(drawn) == 16
