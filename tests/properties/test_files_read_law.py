@@ -99,7 +99,7 @@ PROGRAM = Candidate(
     Program(ONE, (2, 2), ((instance().rule.inputs[0], instance().rule.inputs[0]),), "sum", 5, 2, True),
 )
 STRIDED = Candidate(instance(sample("cumprod.default", X.t(), -1), variant="specials", draw=3))
-UNIT = journals.heard(
+UNIT = journals.validated(
     "aten.cumprod.default", trial="meshes", mesh=(2, 2), samples=1, tried=2, whole={PROGRAM.name: [PROGRAM]},
     suspects={STRIDED.name: [STRIDED]}, missing=[STRIDED.instance], left_out={"forms": ["a", "b"]},
 )  # fmt: skip
