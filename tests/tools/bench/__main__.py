@@ -143,12 +143,12 @@ def _table(title: str, rows: list[tuple[str, str, str]]) -> Table:
 def _show_score(console: Console, found: score.Score) -> None:
     misfits = ", ".join(f"{count} {verdict}" for verdict, count in sorted(found.misfits.items()))
     console.print(_table(f"Planted wrong rules ({found.seconds:.0f} s)", [
-        ("mutants Unsound", f"{found.killed} of {found.mutants} ({found.share:.1f} %)", f"target {score.TARGET:.0f} %"),
+        ("mutants Unsound or Refused", f"{found.killed} of {found.mutants} ({found.share:.1f} %)", f"target {score.TARGET:.0f} %"),
         ("originals Sound", f"{found.sound} of {found.originals}", "target all"),
         ("rules without a verdict, crashes", f"{found.untried}, {found.crashed}", "target 0, 0"),
         ("misfits, which torch refuses aloud", misfits, "none may be sound"),
     ]))  # fmt: skip
-    console.print("\n| family | mutants Unsound | originals Sound |\n|---|---|---|", markup=False)
+    console.print("\n| family | mutants found | originals Sound |\n|---|---|---|", markup=False)
     for family, (killed, mutants, sound, originals) in found.families.items():
         console.print(f"| {family} | {killed} of {mutants} | {sound} of {originals} |", markup=False)
     for name, told in (found.survivors | found.accused).items():

@@ -1,4 +1,4 @@
-"""Against a fooled probe: how many planted wrong rules come out Unsound, and whether every right one is Sound."""
+"""Against a fooled probe: how many planted wrong rules come out Unsound or Refused, and whether every right one is Sound."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 RULES = "tests.tools.bench.planted"
 TARGET = 99.0
-"""Per cent of the mutants that must come out Unsound."""
+"""Per cent of the mutants that must come out Unsound or Refused."""
+FOUND = ("unsound", "refused")
+"""Verdicts that are findings: real processes give other results, or all of them raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def score(confirm: str = "gloo") -> Score:
     def told(ops: list[str], words: dict[str, str]) -> dict[str, str]:
         return {op: f"{words[op]} ({verdicts[op]}{': ' + found[op].reason if op in found else ''})" for op in ops}
 
-    survivors = [op for op in MUTANTS if verdicts[op] != "unsound"]
+    survivors = [op for op in MUTANTS if verdicts[op] not in FOUND]
     accused = [op for op in sorted(ORIGINALS) if verdicts[op] != "sound"]
     right = {op: [good or verdicts[op] == "sound" for good in rows_of(op).values()] for op in verdicts}
     sound = len(verdicts) + sum(map(sum, right.values()))  # each op's all-replicate row, too
@@ -71,6 +73,6 @@ def _by_family(told: dict[str, tuple[str, bool, str]]) -> dict[str, tuple[int, i
     counts = {family: [0, 0, 0, 0] for family in FAMILY_OF.values()}
     for base, mutant, verdict in told.values():
         at = 0 if mutant else 2
-        counts[FAMILY_OF[base]][at] += verdict == ("unsound" if mutant else "sound")
+        counts[FAMILY_OF[base]][at] += verdict in (FOUND if mutant else ("sound",))
         counts[FAMILY_OF[base]][at + 1] += 1
     return {family: (a, b, c, d) for family, (a, b, c, d) in counts.items()}
