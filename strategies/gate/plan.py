@@ -27,7 +27,7 @@ from strategies.gate.changes.version_view import OUTSIDE, rule_digests
 from strategies.gate.decision import RunCoverage
 from strategies.gate.options import GateOptions
 from strategies.gate.verdict_cache import VerdictCache
-from strategies.inputs.gathering import matching_overloads
+from strategies.inputs.gathering import matching_overloads, overloads_of_rules
 from strategies.model.settings import Settings
 from strategies.model.verdict import Counts, Report, WorkUnit, mesh_kind, read_unit
 from strategies.sweep import aggregate
@@ -142,10 +142,6 @@ def make_plan(options: GateOptions, folder: Path, start: float) -> GatePlan:
     given = options.rules != "dtensor"
     registered = user_modules.load_rules(options.rules, str(folder)) if given else None
     if registered and options.ops:
-        from strategies.sweep.confirmation import (
-            overloads_of_rules,
-        )  # as in `run`: not needed where all is from the cache
-
         settings = replace(settings, only=overloads_of_rules(registered, options.ops))
     if options.changed is None:
         return GatePlan(settings, registered)

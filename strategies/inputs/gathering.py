@@ -119,6 +119,14 @@ def matching_overloads(patterns: Sequence[str], ops: Sequence[str]) -> tuple[str
     return tuple(sorted(found))
 
 
+def overloads_of_rules(rules: RegisteredRules, patterns: Sequence[str]) -> tuple[str, ...]:
+    """The overloads of a rules module that match the patterns.  Raises `UnknownOp`, which names the module."""
+    try:
+        return matching_overloads(patterns, rules.every)
+    except UnknownOp as unknown:
+        raise UnknownOp(unknown.name, unknown.known, rules.module, rules.every) from None
+
+
 def select_overloads(ops: frozenset[str], database: Sequence[Any]) -> SampleSelection:
     """The OpInfos with the overloads' names, else with a part of them (`select` for `select_backward`), else all."""
     if not ops:

@@ -1,7 +1,7 @@
 """Confirmation of suspected rules on real processes: by DTensor itself, or by the scripts of another source of claims.
 
 A claim of another source is called Unsound only where its script, which imports torch and the source's own package alone, shows the
-wrong number on real processes.  The samples of such a source, and the overloads that are named of a rules module, are here, too.
+wrong number on real processes.  The samples of such a source are here, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from localtensor._util import pickling
 from localtensor.errors import LocalTensorError, error_in_one_line
 from strategies.base.progress import Progress
 from strategies.base.time_limit import DoesNotReturn
-from strategies.inputs.gathering import CapturedSamples, SamplesByOp, matching_overloads
+from strategies.inputs.gathering import CapturedSamples, SamplesByOp
 from strategies.model import codec
 from strategies.model.oracle import REJECTIONS, kernels_on
 from strategies.model.rule import Program, Rule, Sample
@@ -42,7 +42,6 @@ from strategies.programs.run.verdict import (
 from strategies.programs.script import case_script, is_writable_case, is_writable_program, program_script
 from strategies.torch_api.code_places import no_return_error, rule_limit
 from strategies.torch_api.rank_runs import RankProcesses, first_rank_failure, returned_values
-from strategies.torch_api.user_modules import RegisteredRules
 from strategies.validation.finding import Candidate, RuleOutcome, case_of, case_text, finding_of_candidate, repeated
 from strategies.validation.overload import SOURCE_SECONDS
 from strategies.validation.probe import Case
@@ -77,14 +76,6 @@ def source_samples(source: Any, settings: Settings) -> CapturedSamples:
         if not settings.patterns and f"{packet}.default" not in shelf:
             shelf[f"{packet}.default"] = ((), source.without(label))
     return CapturedSamples(dict(sorted(shelf.items())), (), refused)
-
-
-def overloads_of_rules(rules: RegisteredRules, patterns: Sequence[str]) -> tuple[str, ...]:
-    """The overloads of a rules module that match the patterns.  Raises `UnknownOp`, which names the module."""
-    try:
-        return matching_overloads(patterns, rules.every)
-    except UnknownOp as unknown:
-        raise UnknownOp(unknown.name, unknown.known, rules.module, rules.every) from None
 
 
 def confirm_claims(

@@ -27,7 +27,7 @@ from strategies.base.journal import (
 from strategies.base.progress import Progress
 from strategies.base.worker_pool import TIMED_OUT, TaskDone, TaskFailed, TaskLost, Workers
 from strategies.inputs import gathering
-from strategies.inputs.gathering import SamplesByOp, gather_samples
+from strategies.inputs.gathering import SamplesByOp, gather_samples, overloads_of_rules
 from strategies.inputs.variants.all_variants import followed_samples, mesh_samples
 from strategies.model.oracle import kernels_on
 from strategies.model.rule import Sample, dtype_class
@@ -214,7 +214,7 @@ class _Validation:
             )
             rules = rules.only(settings.only) if rules and settings.only else rules
             if rules and settings.patterns:
-                rules = rules.only(confirmation.overloads_of_rules(rules, settings.patterns))
+                rules = rules.only(overloads_of_rules(rules, settings.patterns))
         self.home = (settings.rules, settings.folder) if settings.rules != "dtensor" else ("", "")
         rules_text = {"rules_text": user_modules.module_digest(rules.module)} if rules else {}
         self.settings_line = settings.asked() | rules_text
@@ -290,9 +290,8 @@ class _Validation:
             if kept is not None and any(lines_of_kind(self.journal.lines, "captured")):
                 return kept
         if self.settings.source == "dtensor":
-            module, home = rules_module(
-                self.settings.rules, self.settings.folder
-            )  # a file has no samples, its module has
+            # A file has no samples, its module has.
+            module, home = rules_module(self.settings.rules, self.settings.folder)
             here = replace(self.settings, rules=module, folder=home)
             found = gather_samples(workers, here, rules, self.progress)
         else:

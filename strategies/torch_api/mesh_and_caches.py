@@ -140,8 +140,8 @@ for each in ("all_reduce", "reduce_scatter_single", "reduce_scatter_tensor"):  #
 _STATELESS = (Shard, Replicate, Partial, _StridedShard)
 
 
-MOST_ANSWERS = 1 << 15
-"""Answers of one table that are kept."""
+MOST_KEPT = 1 << 15
+"""Answers and traces that a table keeps; then all are forgotten: most are of ops that are done."""
 
 
 class NotCacheable(Exception):
@@ -194,7 +194,7 @@ def _cached(
             found = compute(schema)
             if not _stateless(getattr(found, "output_spec", None)):
                 return found
-            if len(known) >= MOST_ANSWERS:
+            if len(known) >= MOST_KEPT:
                 known.clear()
             known[key] = found
         return known[key]
@@ -224,8 +224,6 @@ def is_refusal_of_rules(error: BaseException) -> bool:
 
 
 _TRACE_PARAMETERS = ["self", "op_schema", "placement", "mesh"]
-MOST_TRACES = 1 << 15
-"""Traces that are kept; then all are forgotten: they are of ops that are done."""
 _UNTRACEABLE = (RuntimeError, KeyError, IndexError)
 """What a trace raises where the decomposition has no such placements: DTensor then tries the next ones."""
 
@@ -258,7 +256,7 @@ def cached_traces() -> Iterator[dict[Any, Any]]:
             return original(self, op_schema, placement, mesh)
         key = call, tuple(placement), registered_rules()
         if key not in known:
-            if len(known) >= MOST_TRACES:
+            if len(known) >= MOST_KEPT:
                 known.clear()
             try:
                 known[key] = original(self, op_schema, placement, mesh)

@@ -44,10 +44,7 @@ END_TO_END_SAMPLES = 6
 """Samples of one overload that are run end to end where only DTensor's own dispatch can judge."""
 ON_ALL_MESHES, ON_MOST_MESHES, FORMS_ON_ALL_MESHES = 3, 6, 1
 """The first samples of an overload, and the first calls of each form, that a sweep of torch's rules tries on all meshes; the
-samples after them that it tries on all but one, as it does calls with another dtype or argument.  What comes later is tried on one
-mesh."""
-UNCLAIMED_SAMPLES = 3
-"""Samples of a class of dtypes about which the source claims nothing, after which others are tried in no further form."""
+samples after them that it tries on all but one.  What comes later is tried on one mesh."""
 VALUES_PER_SAMPLE, VALUES_PER_FORM = 3, 1
 """Other values that a sample is tried with, and those for another form of it.  Where there are few samples, each is
 tried with more, so that every kind of values is tried."""
@@ -100,7 +97,6 @@ class Recorder:
         self._sample_counts = Counter(map(dtype_class, task.samples))
         self._turns = {dtypes: VariantCounts() for dtypes in DTYPE_CLASSES}
         self._undrawn: dict[str, Undrawn] = {}
-        self._unclaimed: Counter[str] = Counter()
         self.limit = rule_limit(CALL_SECONDS if self.source.varied else SOURCE_SECONDS)
         if task.why:
             next(iter(self._results.values())).skipped[task.why] += 1
@@ -123,11 +119,11 @@ class Recorder:
         a wrong rule is seldom wrong on one sample and one number of ranks alone."""
         meshes, every = self.meshes(number), len(self.task.meshes)
         turns = self.turns(self.task.samples[number]).forms[form] if form else 0
-        first = 0 < turns <= FORMS_ON_ALL_MESHES if form else number < ON_ALL_MESHES
+        first = turns <= FORMS_ON_ALL_MESHES if form else number < ON_ALL_MESHES
         if first or every < 3 or self.task.search or any(self.task.home):
             return meshes
         turn = (turns or number) % every
-        if (form and not turns) or (not form and number < ON_MOST_MESHES):
+        if not form and number < ON_MOST_MESHES:
             return [i for i in meshes if i != turn]
         return [i for i in meshes if i == (turn + 1) % every]
 
@@ -161,14 +157,6 @@ class Recorder:
             for name, truth in variants.items()
             if turns[name] == 1 or meshes[turns[name] % len(meshes)] == i
         }
-
-    def note_claims(self, sample: Sample, claimed: bool) -> None:
-        """Record whether the source claims anything about a sample."""
-        self._unclaimed[dtype_class(sample)] += 1 if not claimed else -len(self.task.samples)
-
-    def is_unclaimed(self, sample: Sample) -> bool:
-        """Whether the source claims nothing about the samples so far: then another form would show nothing."""
-        return self._unclaimed[dtype_class(sample)] >= UNCLAIMED_SAMPLES
 
     def skipped(self, number: int, why: str) -> None:
         """Record that the sample is tried on none of its meshes."""
@@ -242,11 +230,9 @@ def _variations(number: int, recorder: Recorder) -> Iterable[Variation]:
         return
     traced = dtensor.registry_of(overload(sample.op)) == "decomposition"
     turns = recorder.turns(sample)
-    every = variations(sample, truth, number, seed=seed, traced=traced, turns=turns.forms, refused=turns.refused_forms)
-    yield next(every)  # the sample itself, of which it is known then whether anything is claimed
-    if recorder.is_unclaimed(sample):
-        return
-    yield from every
+    yield from variations(
+        sample, truth, number, seed=seed, traced=traced, turns=turns.forms, refused=turns.refused_forms
+    )
     yield from recorder.undrawn(sample).calls(sample, seed)
 
 
@@ -255,7 +241,7 @@ def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> d
     task, (sample, truth, name) = recorder.task, variation
     own = task.samples[number]
     seen: dict[int, MissingRuleSearch] = {}
-    refused = unclaimed = False
+    refused = False
     about = recorder.source.about(sample, truth, number)
     budget = VALUES_PER_FORM if name else recorder.values(own)
     turns = recorder.turns(own)
@@ -286,8 +272,7 @@ def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> d
             recorder.leave_out(own, "placement tuples", [f"{every - drawn:,} of {every:,} not drawn"])
             why = "through this decomposition" if recorder.source.varied else "of this call"
             result.skipped[f"{recorder.source.title} has {every} placement tuples {why}; {drawn} are drawn"] += 1
-        unclaimed = not (claimed or about.failures)  # on one mesh as on another
-        if unclaimed:
+        if not (claimed or about.failures):
             result.skipped[f"{recorder.source.title} claims nothing about this call"] += 1
         here = recorder.on_mesh(variants, own, i, meshes)
         for instance in check_claims(sample, truth, ranks, claimed, seed=task.seed, variants=here):
@@ -296,8 +281,6 @@ def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> d
             seen[ranks] = found = search_placements(sample, truth, ranks, claimed, task.seed)
             result.combinations += found.combinations
             result.skipped.update([found.untried] if found.untried else [])
-    if not name:
-        recorder.note_claims(own, not unclaimed)
     return seen
 
 

@@ -321,8 +321,7 @@ class TestTraces:
             assert traced == [] and inner is outer
 
     def test_when_there_are_too_many_all_are_forgotten(self, traced, monkeypatch):
-        for name in ("MOST_TRACES", "MOST_ANSWERS"):
-            monkeypatch.setattr(mesh_and_caches, name, 2)
+        monkeypatch.setattr(mesh_and_caches, "MOST_KEPT", 2)
         plain = self.results((2,))
         with cached_traces() as known:
             assert [self.results((2,)) for _ in range(2)] == [plain] * 2

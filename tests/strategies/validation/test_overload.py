@@ -354,7 +354,7 @@ def meshes_of(form, turns, **options):
 
 def test_in_a_sweep_of_torchs_rules_later_calls_leave_out_meshes_in_turn():
     assert meshes_of("", range(2, 10)) == [[0, 1, 2], [1, 2], [0, 2], [0, 1], [1], [2], [0], [1]]
-    assert meshes_of("scalar", range(5)) == [[1, 2], [0, 1, 2], [0], [1], [2]]
+    assert meshes_of("scalar", range(1, 5)) == [[0, 1, 2], [0], [1], [2]]
 
 
 def test_rules_of_a_module_and_searches_are_tried_on_all_meshes():
@@ -373,25 +373,8 @@ def test_of_many_samples_later_values_are_tried_on_one_mesh_after_another(monkey
     by_unit(*(sample("neg.default", numbers(4, n)) for n in range(3, 27)), ranks=(2, 3, 4))
     by_kind = {name: [asked[name, ranks] for ranks in (2, 3, 4)] for name, _ in asked}
     assert len(by_kind) > 10
-    assert [counts for counts in by_kind.values() if min(counts) < 1] == []
+    assert [counts for counts in by_kind.values() if min(counts) < 2] == []
     assert [counts for counts in by_kind.values() if sum(counts) > 16] == []  # of 24, and three at first
-
-
-@pytest.mark.parametrize("claimed", [False, True])
-def test_samples_about_which_nothing_is_claimed_are_tried_in_other_forms_at_first_only(monkeypatch, claimed):
-    tried = []
-
-    def claims(one, ranks, truth, alone=None):
-        tried.append(one)
-        return real(one, ranks, truth, alone) if claimed else []
-
-    real = claim_sources.claims
-    monkeypatch.setattr(claim_sources, "claims", claims)
-    samples = [sample("neg.default", numbers(4, n)) for n in range(2, 10)]
-    by_unit(*samples, ranks=(2,))
-    own = [i for i, one in enumerate(tried) if any(one is known for known in samples)]
-    forms = [after - before - 1 for before, after in zip(own, [*own[1:], len(tried)], strict=True)]
-    assert len(own) == 8 and forms[0] and forms[1] and bool(sum(forms[2:])) == claimed
 
 
 def test_of_many_samples_each_mesh_has_those_that_do_not_leave_it_out(as_given):
