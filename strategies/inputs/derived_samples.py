@@ -17,7 +17,7 @@ from strategies.inputs import typed_values
 from strategies.inputs.opinfo_samples import evenly
 from strategies.inputs.schema_binding import BoundCall, Unbound, bind_to_sibling, prefer_finite
 from strategies.inputs.typed_values import FIRST_DTYPES, draw_calls
-from strategies.model.oracle import kernels_on
+from strategies.model.kernels import kernels_on
 from strategies.model.rule import Sample, overload
 from strategies.model.settings import Settings, torch_dtype
 from strategies.model.verdict import Crash

@@ -35,7 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from localtensor._util import drawn_samples, opinfo_list
 from localtensor.errors import error_in_one_line
 from strategies.model.call_signature import diverse_subset
-from strategies.model.oracle import copied_to
+from strategies.model.kernels import copied_to
 from strategies.model.rule import Sample, call_of
 
 if TYPE_CHECKING:

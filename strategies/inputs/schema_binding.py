@@ -17,7 +17,8 @@ from torch import Tensor
 from localtensor.errors import error_in_one_line
 from localtensor.layout import all_finite
 from strategies.model.arguments import argument_kind
-from strategies.model.oracle import REJECTIONS, metadata_only, run_call
+from strategies.model.kernels import REJECTIONS, run_call
+from strategies.model.oracle import metadata_only
 from strategies.model.rule import Leaf, Sample, call_of, flat_results, overload
 
 OUT_FILL = 3

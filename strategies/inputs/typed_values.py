@@ -22,7 +22,7 @@ from torch import Tensor
 from localtensor.layout import is_float8
 from strategies.inputs.schema_binding import ABSENT, BoundCall, Unbound, complete_call, prefer_finite
 from strategies.model.arguments import SORTED_ARGUMENTS, argument_kind, is_index
-from strategies.model.oracle import REJECTIONS, run_call
+from strategies.model.kernels import REJECTIONS, run_call
 from strategies.model.rule import Sample, call_of, overload
 
 FIRST_DTYPES = ("float64", "int64", "bool", "complex64")

@@ -14,15 +14,12 @@ import contextlib
 import functools
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from localtensor.layout import (
     DOUBLE_OF,
@@ -35,7 +32,8 @@ from localtensor.layout import (
     within_slack,
 )
 from strategies.model.arguments import argument_names, argument_values, trusts_caller
-from strategies.model.rule import WRITTEN_UNDECLARED, Call, Sample, flat_results, out_leaves, overload, written_leaves
+from strategies.model.kernels import REJECTIONS, run_call
+from strategies.model.rule import WRITTEN_UNDECLARED, Call, Sample, out_leaves, overload
 
 STATISTICS = ("mean", "rstd", "save")
 """Prefixes of the names of arguments that the forward kernel saves for the backward.  torch 2.13: the gradients of
@@ -96,72 +94,6 @@ class OracleResult:
     raw: Any
     metadata_only: str = ""
     unstable: float = 0.0
-
-
-REJECTIONS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AssertionError, KeyError)
-"""What an op raises for arguments that it rejects; any other exception is a crash."""
-
-
-_KERNELS: ContextVar[str] = ContextVar("kernels", default="cpu")
-
-
-@contextmanager
-def kernels_on(device: str) -> Iterator[None]:
-    """Inside the block `run_call` runs ops on copies of their tensors on that device, and gives results in memory of the host:
-    all that is computed around an op stays there, where the many small steps of a test cost less."""
-    token = _KERNELS.set(device)
-    try:
-        yield
-    finally:
-        _KERNELS.reset(token)
-
-
-def kernel_device() -> str:
-    """The device of `kernels_on`."""
-    return _KERNELS.get()
-
-
-def copied_to(x: Tensor, device: str) -> Tensor:
-    """A copy on that device with the same strides, also where elements overlap or have gaps."""
-    if x.layout != torch.strided or x.is_contiguous() or x.is_conj() or x.is_neg() or not x.numel():
-        return x.to(device, copy=True)
-    reach = 1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
-    return x.as_strided((reach,), (1,), x.storage_offset()).to(device, copy=True).as_strided(x.shape, x.stride())
-
-
-def placed_call(call: Call, device: str) -> Call:
-    """The call with that device where it names one: its sample was made on the CPU."""
-
-    def placed(value: object) -> object:
-        return torch.device(device) if isinstance(value, torch.device) and value.type in ("cpu", "cuda") else value
-
-    return Call(call.op, tuple(map(placed, call.args)), tuple((name, placed(v)) for name, v in call.kwargs))
-
-
-def _run_there(call: Call, tensors: Sequence[Tensor], device: str, mutates: bool) -> tuple[Any, list[Any]]:
-    names = argument_names(Sample(call, tuple(tensors), "")) if "scalars" in call.named() else ()
-    on_host = {i for i, name in enumerate(names) if name == "scalars"}  # the numbers of foreach ops
-    given = [x.clone() for x in tensors] if mutates else tensors  # a clone of an expanded tensor is dense
-    there = [x.clone() if i in on_host else copied_to(x, device) for i, x in enumerate(given)]
-
-    def home(value: object) -> object:
-        return copied_to(value, "cpu") if isinstance(value, Tensor) else value
-
-    raw = tree_map(home, placed_call(call, device)(there))
-    return raw, [*flat_results(raw), *(home(there[leaf]) for leaf in written_leaves(call))]
-
-
-def run_call(call: Call, tensors: Sequence[Tensor], *, mutates: bool) -> tuple[Any, list[Any]]:
-    """The op's raw result, and the flat list of its results and of the arguments that it wrote to without returning them.
-
-    With `mutates`, the op gets copies of the tensors; so it does inside `kernels_on` another device.
-    """
-    device = _KERNELS.get()
-    if device != "cpu" and type(call) is Call:
-        return _run_there(call, tensors, device, mutates)
-    given = [t.clone() for t in tensors] if mutates else tensors
-    raw = call(given)
-    return raw, [*flat_results(raw), *(given[leaf] for leaf in written_leaves(call))]
 
 
 def resizes_out(sample: Sample) -> bool:

@@ -16,7 +16,8 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import is_arithmetic, is_inexact, is_standard
-from strategies.model.oracle import REJECTIONS, mutates, run_call
+from strategies.model.kernels import REJECTIONS, run_call
+from strategies.model.oracle import mutates
 from strategies.model.rule import Call, Leaf, Program, Sample, flat_results
 from strategies.programs.mesh_validation import Found
 from strategies.programs.run.follow_ups import (

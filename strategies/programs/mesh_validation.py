@@ -21,7 +21,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from localtensor.errors import BadPlacement, error_in_one_line
 from localtensor.layout import Layout, has_one_meaning, is_inexact, is_reducible
 from strategies.inputs.variants.adversarial import VALUES, two_maxima, values_generator
-from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle, run_stable_oracle
+from strategies.model.kernels import REJECTIONS
+from strategies.model.oracle import OracleResult, run_oracle, run_stable_oracle
 from strategies.model.rule import LEAVES, Call, Claim, Program, Sample, dtype_class, overload, read_layout
 from strategies.model.verdict import ALONE, Verdict
 from strategies.programs.mesh_programs import copy_sample, draw_programs, smallest_wrong_program

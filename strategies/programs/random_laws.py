@@ -17,7 +17,8 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.errors import error_in_one_line
 from localtensor.layout import is_standard
 from strategies.model.call_signature import numeric_arguments
-from strategies.model.oracle import REJECTIONS, run_oracle
+from strategies.model.kernels import REJECTIONS
+from strategies.model.oracle import run_oracle
 from strategies.model.rule import Claim, Leaf, Program, Rule, Sample, overload, written_leaves
 from strategies.model.verdict import ALONE, MESHES, Evidence, Instance, Verdict
 from strategies.programs.run.follow_ups import packet

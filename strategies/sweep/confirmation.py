@@ -24,7 +24,7 @@ from strategies.base.progress import Progress
 from strategies.base.time_limit import DoesNotReturn
 from strategies.inputs.gathering import CapturedSamples, SamplesByOp
 from strategies.model import codec
-from strategies.model.oracle import REJECTIONS, kernels_on
+from strategies.model.kernels import REJECTIONS, kernels_on
 from strategies.model.rule import Program, Rule, Sample
 from strategies.model.settings import BadSetting, BadSource, Settings, UnknownOp
 from strategies.model.verdict import Crash, Finding, Verdict

@@ -6,6 +6,7 @@ reported as a crash.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from strategies.base.worker_pool import TIMED_OUT, TaskDone, TaskFailed, TaskLos
 from strategies.inputs import gathering
 from strategies.inputs.gathering import SamplesByOp, gather_samples, overloads_of_rules
 from strategies.inputs.variants.all_variants import followed_samples, mesh_samples
-from strategies.model.oracle import kernels_on
+from strategies.model.kernels import kernels_on, run_in_batches
 from strategies.model.rule import Sample, dtype_class
 from strategies.model.settings import DEFAULT_DTYPES, Settings, rules_module
 from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, Verdict, WorkUnit, digest, read_unit
@@ -74,7 +75,7 @@ def validate_task(task: OverloadTask, note: Note) -> list[TaskResult]:
         import_rules(*task.home)
     # What follows an op, and several axes, are simulated with the kernels of the CPU.
     with shared_worlds(), kernels_on(task.device if task.kind == ALONE and task.source == "dtensor" else "cpu"):
-        results = _VALIDATORS[task.kind](task, note)
+        results = run_in_batches(functools.partial(_VALIDATORS[task.kind], task), note)
     if task.source == "dtensor":
         validate_laws(task, results, note)
         validate_context_parallel(task, results, note)

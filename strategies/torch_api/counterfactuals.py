@@ -42,7 +42,7 @@ from torch.utils import _pytree as pytree
 
 from localtensor._util.patching import replaced, wrapped
 from localtensor.layout import assemble, shorts, split
-from strategies.model.oracle import REJECTIONS
+from strategies.model.kernels import REJECTIONS
 from strategies.torch_api.code_places import CodePlace, place_of, registered_place
 from strategies.torch_api.dtensor import propagator, registry_of
 from strategies.torch_api.handler_table import HANDLERS_ATTRIBUTE, torch_handlers

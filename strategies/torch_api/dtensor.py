@@ -41,7 +41,7 @@ from torch.distributed.tensor._ops.single_dim_strategy import _ShardingPlacehold
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
-from strategies.model.oracle import REJECTIONS
+from strategies.model.kernels import REJECTIONS
 from strategies.model.rule import Call, Leaf, Sample, overload
 from strategies.torch_api.decompositions import candidates_set, decompositions
 

@@ -38,7 +38,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import TorchChanged, error_in_one_line
 from localtensor.layout import Mesh, Spec, short
-from strategies.model.oracle import REJECTIONS
+from strategies.model.kernels import REJECTIONS
 from strategies.torch_api.specs import rank_mesh, to_torch
 
 Axes = tuple[int, ...]

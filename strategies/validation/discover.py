@@ -30,7 +30,8 @@ from localtensor.layout import MAX_JUMP_SHARE, shorts
 from strategies.inputs import opinfo_samples, typed_values
 from strategies.model.arguments import trusts_caller
 from strategies.model.call_signature import diverse_subset, python_text
-from strategies.model.oracle import REJECTIONS, run_oracle
+from strategies.model.kernels import REJECTIONS
+from strategies.model.oracle import run_oracle
 from strategies.model.rule import Rule, Sample, overload
 from strategies.model.settings import torch_dtype
 from strategies.torch_api import dtensor

@@ -22,7 +22,8 @@ from localtensor.layout import fold_partials as fold
 from strategies.inputs.variants.adversarial import Adversary, adversaries, number_tensors
 from strategies.inputs.variants.all_variants import oracle_with_values
 from strategies.model.call_signature import CallKind, call_kind
-from strategies.model.oracle import REJECTIONS, OracleResult, equal_within, mutates, run_call, run_oracle
+from strategies.model.kernels import REJECTIONS, run_call
+from strategies.model.oracle import OracleResult, equal_within, mutates, run_oracle
 from strategies.model.rule import Claim, Rule, Sample, overload, written_leaves
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.torch_api import dtensor

@@ -19,7 +19,8 @@ from strategies.base.time_limit import DoesNotReturn
 from strategies.inputs.variants.adversarial import VALUES
 from strategies.inputs.variants.all_variants import FORMS, adverse, variations
 from strategies.inputs.variants.undrawn import Undrawn, choice_text
-from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle
+from strategies.model.kernels import REJECTIONS
+from strategies.model.oracle import OracleResult, run_oracle
 from strategies.model.rule import DTYPE_CLASSES, Program, Sample, dtype_class, overload
 from strategies.model.verdict import ALONE, Crash, Instance, Verdict, WorkUnit
 from strategies.torch_api import dtensor

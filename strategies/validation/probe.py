@@ -33,6 +33,7 @@ from localtensor.layout import (
 )
 from strategies.inputs.variants.all_variants import values_named
 from strategies.model import oracle
+from strategies.model.kernels import REJECTIONS, run_call
 from strategies.model.rule import SEARCHED_KINDS, Call, Claim, LocalRun, Rule, Sample, written_leaves
 from strategies.model.verdict import UNDEFINED, Evidence, Instance, Verdict
 from strategies.validation.difference import (
@@ -134,14 +135,14 @@ class Probe:
         if callable(calls):
             try:
                 return calls(columns, ranks)
-            except oracle.REJECTIONS as error:
+            except REJECTIONS as error:
                 return raised_text("the ranks raise", error)
         out: list[tuple[Any, ...]] = []
         for rank in range(ranks):
             call = calls[rank] if calls else self.sample.call
             try:
-                _, flat = oracle.run_call(call, [column[rank] for column in columns], mutates=self.writes and not fresh)
-            except oracle.REJECTIONS as error:
+                _, flat = run_call(call, [column[rank] for column in columns], mutates=self.writes and not fresh)
+            except REJECTIONS as error:
                 return raised_text(f"rank {rank} raises", error)
             out.append(tuple(flat))
         return out

@@ -13,13 +13,13 @@ from tests.strategies.planted_ops import planted
 from tests.strategies.wrong_here import if_cumprod_is_wrong
 from tests.tools.cuda import __main__
 from tests.tools.cuda.agreement import agreement
-from tests.tools.cuda.differs import Differs, Word, by_op, confirmed, crashes, differing, words
+from tests.tools.cuda.differs import UNTRIED, Differs, Word, by_op, confirmed, crashes, differing, words
 
 UNIT = WorkUnit("aten.relu.default", "alone", "real", (2,))
 NAME = "aten.relu.default: S(0) -> S(0)"
 
 
-def heard(**said):
+def task(**said):
     return finding.task_line(replace(TaskResult(UNIT), **said), 0.0)
 
 
@@ -29,15 +29,15 @@ def settled(verdict, reason="got 1, expected 2"):
 
 
 def test_a_rule_that_is_wrong_on_one_device_only_is_told_with_its_reason():
-    (found,), both = differing([heard(sound={NAME})], [heard(), settled(Verdict.UNSOUND)])
+    (found,), both = differing([task(sound={NAME})], [task(), settled(Verdict.UNSOUND)])
     assert both == 1
     assert (found.rule, found.cpu, found.cuda) == (NAME, Word("sound"), Word("unsound", "got 1, expected 2"))
 
 
 def test_what_was_settled_counts_more_than_what_one_unit_said():
-    lines = [heard(sound={NAME}), settled(Verdict.UNSOUND), heard(sound={NAME})]
+    lines = [task(sound={NAME}), settled(Verdict.UNSOUND), task(sound={NAME})]
     assert words(lines)[NAME].verdict == "unsound"
-    assert words([heard(), settled(None)])[NAME] == Word("sound", "cleared")
+    assert words([task(), settled(None)])[NAME] == Word("sound", "cleared")
 
 
 def test_equal_verdicts_do_not_differ_whatever_their_reasons():
@@ -45,11 +45,22 @@ def test_equal_verdicts_do_not_differ_whatever_their_reasons():
 
 
 def test_a_rule_that_one_device_could_not_try_is_none_of_them():
-    assert differing([heard()], [heard(untestable={NAME: "P(max) means nothing"})]) == ([], 0)
+    assert differing([task()], [task(untestable={NAME: "P(max) means nothing"})]) == ([], 0)
+
+
+def test_a_rule_that_is_wrong_on_cuda_and_that_the_cpu_could_not_try_comes_last(monkeypatch):
+    other = "aten.abs.default: S(0) -> S(0)"
+    cuda = [task(sound={other}), settled(Verdict.UNSOUND)]
+    found, both = differing([task() | {"suspects": {other: []}}], cuda)
+    assert both == 1
+    assert [(one.rule, one.cpu.verdict) for one in found] == [(other, "wrong"), (NAME, UNTRIED)]
+    monkeypatch.setattr("tests.tools.cuda.differs._confirmations", lambda todo, *_: iter([(NAME, Word("cleared"))]))
+    left = confirmed(found, {"cuda": cuda, "cpu": []}, {"cuda": "gloo", "cpu": "gloo"}, until=0.0)
+    assert [one.rule for one in left] == [other], "right on real processes, and not tried elsewhere"
 
 
 def test_in_a_journal_that_was_cut_what_was_not_confirmed_is_wrong():
-    (found,), _ = differing([heard(sound={NAME})], [heard(sound={NAME}) | {"suspects": {NAME: []}}])
+    (found,), _ = differing([task(sound={NAME})], [task(sound={NAME}) | {"suspects": {NAME: []}}])
     assert found.cuda == Word("wrong")
 
 
@@ -61,7 +72,7 @@ def test_what_is_wrong_on_one_device_is_run_there_and_what_is_right_there_differ
         yield from ((name, Word("cleared" if device == "cuda" else "unsound")) for name in todo)
 
     monkeypatch.setattr("tests.tools.cuda.differs._confirmations", runs)
-    lines = {"cuda": [heard() | {"suspects": {NAME: []}}], "cpu": [heard(sound={NAME})]}
+    lines = {"cuda": [task() | {"suspects": {NAME: []}}], "cpu": [task(sound={NAME})]}
     found = [Differs(NAME, Word("sound"), Word("wrong"))]
     monkeypatch.setattr("tests.tools.cuda.differs.findings.merge_candidates", lambda groups, most: {NAME: [object()]})
     assert confirmed(found, lines, {"cuda": "gloo", "cpu": "gloo"}, until=0.0) == []
@@ -72,7 +83,7 @@ def test_what_is_wrong_on_one_device_is_run_there_and_what_is_right_there_differ
 
 
 def test_crashes_are_told_by_overload():
-    assert crashes([heard(crashed=[Crash("aten.relu.default", "relu()", "it died")])]) == {
+    assert crashes([task(crashed=[Crash("aten.relu.default", "relu()", "it died")])]) == {
         "aten.relu.default": "it died"
     }
 

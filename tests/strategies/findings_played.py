@@ -22,7 +22,8 @@ from localtensor.errors.base import error_in_one_line
 from localtensor.layout.shards import split_axis
 from localtensor.layout.spec import parse
 from strategies.model import codec
-from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle
+from strategies.model.kernels import REJECTIONS
+from strategies.model.oracle import OracleResult, run_oracle
 from strategies.model.rule import Program, Sample
 from strategies.programs.run.program_oracle import oracle_of_sample, program_call
 from strategies.programs.run.rank_run import ProgramRankTask

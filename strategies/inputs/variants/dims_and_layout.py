@@ -13,7 +13,8 @@ from functools import partial
 import torch
 
 from strategies.model import arguments
-from strategies.model.oracle import kernel_device, strided
+from strategies.model.kernels import kernel_device
+from strategies.model.oracle import strided
 from strategies.model.rule import Sample
 
 

@@ -30,14 +30,8 @@ from strategies.model.arguments import (
     trusts_caller,
     with_tensors,
 )
-from strategies.model.oracle import (
-    REJECTIONS,
-    STATISTICS,
-    OracleResult,
-    metadata_only_call,
-    run_call,
-    run_stable_oracle,
-)
+from strategies.model.kernels import REJECTIONS, run_call
+from strategies.model.oracle import STATISTICS, OracleResult, metadata_only_call, run_stable_oracle
 from strategies.model.rule import Sample, dtype_class, overload
 
 FURTHER_DTYPES = {

@@ -21,7 +21,8 @@ from localtensor.layout import shorts
 from strategies.base.worker_pool import TaskDone, TaskFailed, Workers
 from strategies.inputs.variants import adversarial as adversarial_calls
 from strategies.inputs.variants.all_variants import adverse
-from strategies.model.oracle import REJECTIONS, OracleResult, run_stable_oracle
+from strategies.model.kernels import REJECTIONS
+from strategies.model.oracle import OracleResult, run_stable_oracle
 from strategies.model.rule import Rule, Sample, flat_results
 from strategies.model.verdict import Verdict
 from strategies.ops.all_rules import OUR_RULES

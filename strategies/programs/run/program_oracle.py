@@ -12,15 +12,8 @@ from torch import Tensor
 from torch.distributed.tensor import Partial
 
 from localtensor.layout import JUMP_SHARE, is_inexact, max_abs, noise_factor
-from strategies.model.oracle import (
-    REJECTIONS,
-    OracleResult,
-    mutates,
-    run_call,
-    run_function_oracle,
-    run_oracle,
-    share_unstable,
-)
+from strategies.model.kernels import REJECTIONS, run_call
+from strategies.model.oracle import OracleResult, mutates, run_function_oracle, run_oracle, share_unstable
 from strategies.model.rule import Call, Program, Sample
 from strategies.programs.run.follow_ups import CallWithFollowUp, steps_of
 from strategies.programs.run.law_steps import LAWS

@@ -26,7 +26,8 @@ from localtensor._util import Outcome
 from localtensor.errors import LocalTensorError, error_in_one_line
 from localtensor.layout import assemble_axis, short
 from strategies.base.signals import quiet
-from strategies.model.oracle import REJECTIONS, OracleResult, mutates, placed_call, run_call
+from strategies.model.kernels import REJECTIONS, placed_call, run_call
+from strategies.model.oracle import OracleResult, mutates
 from strategies.model.rule import Call, Program
 from strategies.programs.run import rank_run
 from strategies.programs.run.law_steps import LAWS

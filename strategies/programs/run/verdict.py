@@ -14,7 +14,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement, NoSuchDim
 from localtensor.layout import local_shapes_on, short
-from strategies.model.oracle import REJECTIONS, OracleResult, equal_within, mutates, run_call
+from strategies.model.kernels import REJECTIONS, run_call
+from strategies.model.oracle import OracleResult, equal_within, mutates
 from strategies.model.rule import Program, Sample, placements_text, read_layout
 from strategies.programs.run.rank_run import ProgramRankResult, WrongPieceShape
 from strategies.programs.run.step_functions import local_inputs_of

@@ -20,7 +20,8 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.layout import MAX_JUMP_SHARE, all_finite, is_standard
 from strategies.base import shrink as base_shrink
 from strategies.base.shrink import Shrunk
-from strategies.model.oracle import REJECTIONS, OracleResult, kernels_on, mutates, resizes_out, run_call, run_oracle
+from strategies.model.kernels import REJECTIONS, kernels_on, run_call
+from strategies.model.oracle import OracleResult, mutates, resizes_out, run_oracle
 from strategies.model.rule import Claim, Program, Rule, Sample, flat_results, out_leaves
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs.run.real_run import run_simulated_programs

@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor.errors import LocalTensorError
 from strategies.base.signals import quiet
-from strategies.model.oracle import REJECTIONS
+from strategies.model.kernels import REJECTIONS
 from strategies.model.rule import PUBLIC, Program, overload
 from strategies.programs.public_api.table import public_object, step_name
 from strategies.programs.run.follow_ups import GRADS, VIEW_STEPS, steps_of

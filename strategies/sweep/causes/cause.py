@@ -18,7 +18,7 @@ from strategies.base.journal import Line, lines_of_kind
 from strategies.base.progress import Progress
 from strategies.base.worker_pool import TaskDone, WorkerPool
 from strategies.model.cause import CauseRecord
-from strategies.model.oracle import REJECTIONS
+from strategies.model.kernels import REJECTIONS
 from strategies.model.rule import Program, out_leaves, overload
 from strategies.model.verdict import Finding, Report, Verdict, digest
 from strategies.programs.run.verdict import raises

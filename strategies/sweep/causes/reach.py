@@ -35,7 +35,7 @@ from torch.utils import _pytree as pytree
 from localtensor.layout import all_finite, is_float8, is_inexact, shape_text, shard_cut
 from strategies.base import shrink as base_shrink
 from strategies.model.arguments import counts_dims, is_index, named_arguments, scalar_arguments
-from strategies.model.oracle import REJECTIONS
+from strategies.model.kernels import REJECTIONS
 from strategies.model.rule import Call, Program, leaf_numbers, out_leaves, overload, placements_text
 from strategies.programs.public_api.table import is_further_use
 from strategies.programs.shrink.search import fitting_out

@@ -30,7 +30,8 @@ from strategies.model.codec import (
     slack_text,
     tensor_literal,
 )
-from strategies.model.oracle import REJECTIONS, mutates
+from strategies.model.kernels import REJECTIONS
+from strategies.model.oracle import mutates
 from strategies.model.rule import Program
 from strategies.programs.run.follow_ups import GRADS
 from strategies.programs.run.program_oracle import oracle_of_program

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import LocalTensorError
-from strategies.model.oracle import REJECTIONS
+from strategies.model.kernels import REJECTIONS
 from strategies.model.rule import Program, Sample, call_of, placements_text
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.sweep.causes.attribution import Attributor, program_work

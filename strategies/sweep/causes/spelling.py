@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from strategies.model.call_signature import argument_text
-from strategies.model.oracle import REJECTIONS, equal_within
+from strategies.model.kernels import REJECTIONS
+from strategies.model.oracle import equal_within
 from strategies.model.rule import Call, Leaf, Sample, overload
 
 

@@ -27,11 +27,11 @@ from typing import Any, TypeAlias
 import torch
 
 from localtensor.testing.hypothesis_strategies.values import Drawn
-from strategies.model import oracle
+from strategies.model.kernels import REJECTIONS, run_call
 from strategies.model.rule import call_of, flat_results
 from strategies.validation.assertions.rule import AssertedRule, NotARule, shard_dim
 
-REFUSALS = (*oracle.REJECTIONS, ArithmeticError)
+REFUSALS = (*REJECTIONS, ArithmeticError)
 """Errors of a user's op for arguments that it does not accept; any other error is a crash."""
 OpLike: TypeAlias = "Op | torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch.library.CustomOpDef | str"
 _NAME = re.compile(r"(\w+)(?:::|\.)(\w+)(?:\.(\w+))?")
@@ -86,7 +86,7 @@ class Op:
         It mutates the given tensors themselves.
         """
         call, tensors = call_of(self.overload, args, dict(kwargs))
-        return oracle.run_call(call, tensors, mutates=False)[1]
+        return run_call(call, tensors, mutates=False)[1]
 
     def home(self) -> tuple[str, str] | None:
         """The module and the file whose import registers it, where torch knows."""

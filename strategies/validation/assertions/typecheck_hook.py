@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 
 from localtensor.errors import error_in_one_line
 from localtensor.layout import MAX_JUMP_SHARE, shape_text, short
-from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle
+from strategies.model.kernels import REJECTIONS
+from strategies.model.oracle import OracleResult, run_oracle
 from strategies.model.rule import Claim, Sample
 from strategies.model.verdict import Evidence
 from strategies.validation.assertions.rule import NotARule, NothingTested

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from strategies.model.oracle import REJECTIONS
+from strategies.model.kernels import REJECTIONS
 from strategies.model.rule import Call, Leaf, Sample, leaf_at
 
 _LIBRARIES: dict[str, torch.library.Library] = {}

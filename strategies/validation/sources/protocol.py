@@ -22,7 +22,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import error_in_one_line
 from localtensor.layout import split_axis
-from strategies.model.oracle import REJECTIONS, OracleResult
+from strategies.model.kernels import REJECTIONS
+from strategies.model.oracle import OracleResult
 from strategies.model.rule import Claim, LocalRun, Rule, Sample
 from strategies.model.settings import BadSource
 from strategies.validation.probe import Case

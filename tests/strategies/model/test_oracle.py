@@ -11,21 +11,17 @@ from torch.utils._pytree import tree_leaves
 from localtensor.layout.tolerance import within_slack
 from strategies.inputs import opinfo_samples
 from strategies.model import oracle
+from strategies.model.kernels import REJECTIONS
 from strategies.model.oracle import (
-    REJECTIONS,
-    copied_to,
     equal_within,
-    kernels_on,
     metadata_only,
     metadata_only_call,
     mutates,
-    placed_call,
     random_states,
-    run_call,
     run_oracle,
     same_results,
 )
-from strategies.model.rule import WRITTEN_UNDECLARED, Call, Leaf, overload
+from strategies.model.rule import WRITTEN_UNDECLARED, overload
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 
@@ -314,50 +310,6 @@ def test_the_same_values_in_another_dtype_are_not_the_same_results():
         run_oracle(sample("clone.default", torch.arange(4.0, dtype=d))) for d in (torch.float32, torch.float64)
     )
     assert not same_results(single, double)
-
-
-# Ops on another device, which "cpu:0" stands for here: tensors are copied there and back.
-
-
-def test_on_another_device_an_op_gives_the_same_and_leaves_its_tensors_alone():
-    x, other = numbers(4, 6), numbers(4, 6)
-    one = sample("add_.Tensor", x, other)
-    here = run_call(one.call, one.tensors, mutates=True)
-    before = [t.clone() for t in one.tensors]
-    with kernels_on("cpu:0"):
-        there = run_call(one.call, one.tensors, mutates=False)
-    assert torch.equal(there[0], here[0])
-    assert all(map(torch.equal, one.tensors, before))
-    assert all(map(torch.equal, there[1], here[1]))
-
-
-@pytest.mark.parametrize("x", [
-    torch.arange(12.0).view(3, 4).t(), torch.arange(12.0)[1::3], torch.arange(3.0).expand(4, 3), torch.empty(0, 3).t(),
-    torch.randn(3, dtype=torch.complex64).conj(),
-], ids=["transposed", "with gaps", "expanded", "empty", "conjugate"])  # fmt: skip
-def test_a_copy_for_another_device_has_the_same_strides(x):
-    made = copied_to(x, "cpu:0")
-    assert torch.equal(made, x)
-    assert made.stride() == x.stride()
-    assert made.data_ptr() != x.data_ptr() or not x.numel()
-
-
-def test_a_call_that_names_a_device_names_the_one_that_it_runs_on():
-    one = Call("aten.new_zeros.default", (Leaf(0), [2]), (("device", torch.device("cpu")),))
-    assert placed_call(one, "cuda:0").kwargs == (("device", torch.device("cuda:0")),)
-    elsewhere = Call("aten.new_zeros.default", (Leaf(0), [2]), (("device", torch.device("meta")),))
-    assert placed_call(elsewhere, "cuda:0") == elsewhere
-
-
-def test_a_scalars_tensor_of_a_foreach_op_stays_on_the_host(monkeypatch):
-    moved = []
-    monkeypatch.setattr(oracle, "copied_to", lambda x, device: moved.append(tuple(x.shape)) or x.clone())
-    lists = [numbers(2)], [numbers(2)], [numbers(2)]
-    one = sample("_foreach_addcmul.Tensor", *lists, torch.tensor([2.0], dtype=torch.float64))
-    with kernels_on("cpu:0"):
-        run_call(one.call, one.tensors, mutates=False)
-    assert (1,) not in moved
-    assert moved.count((2,)) == 4  # three inputs, and the result
 
 
 def attention(dropout):

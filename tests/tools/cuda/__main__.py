@@ -27,7 +27,7 @@ from strategies.inputs import gathering
 from strategies.model.verdict import digest
 from tests.tools.command_line import parser_of
 from tests.tools.cuda.agreement import agreement
-from tests.tools.cuda.differs import by_op, confirmed, crashes, differing
+from tests.tools.cuda.differs import UNTRIED, by_op, confirmed, crashes, differing
 
 NOTHING = 3
 """The exit code where there is no GPU: nothing was tested."""
@@ -57,9 +57,10 @@ def main() -> int:
     gpus = torch.cuda.device_count()
     backend = "nccl" if gpus >= max(asked.ranks) else "gloo"
     console.print(f"torch {torch.__version__}, {gpus} x {torch.cuda.get_device_name(0)}, real processes over {backend}")
+    end = time.monotonic() + asked.seconds + CONFIRMATION_SECONDS
     with _Part("programs", _programs(asked), asked, LOCALTENSOR_TEST_DEVICE="cuda") as programs:
         runs = _sweeps(console, asked)
-        _compare(console, runs, asked.out, {"cuda": backend, "cpu": "gloo"})
+        _compare(console, runs, asked.out, {"cuda": backend, "cpu": "gloo"}, end)
         if not asked.ops:
             _print_coverage(console, asked.out)
         _agreement(console, asked.out, runs["cuda"], backend)
@@ -165,11 +166,17 @@ def _sweeps(console: Console, asked: argparse.Namespace) -> dict[str, journal.Jo
     return found
 
 
-def _compare(console: Console, runs: dict[str, journal.JournalLines], out: Path, backends: dict[str, str]) -> None:
+def _compare(
+    console: Console, runs: dict[str, journal.JournalLines], out: Path, backends: dict[str, str], until: float
+) -> None:
     found, both = differing(runs["cpu"].lines, runs["cuda"].lines)
-    console.print(f"{both} rules tried on both; judged otherwise on CUDA than on the CPU: {len(found)}")
+    alone = sum(one.cpu.verdict == UNTRIED for one in found)
+    console.print(
+        f"{both} rules tried on both; judged otherwise on CUDA than on the CPU: {len(found) - alone}; "
+        f"wrong on CUDA and not tried on the CPU: {alone}"
+    )
     lines = {device: runs[device].lines for device in DEVICES}
-    found = confirmed(found, lines, backends, until=time.monotonic() + CONFIRMATION_SECONDS)
+    found = confirmed(found, lines, backends, until=until)
     told = [{"rule": d.rule, "cpu": [d.cpu.verdict, d.cpu.why], "cuda": [d.cuda.verdict, d.cuda.why]} for d in found]
     (out / "differs.json").write_text(json.dumps(told, indent=1) + "\n")
     table = Table()

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from strategies.base.worker_pool import TaskDone, WorkerPool
-from strategies.model.oracle import REJECTIONS, kernels_on, run_oracle
+from strategies.model.kernels import REJECTIONS, kernels_on
+from strategies.model.oracle import run_oracle
 from strategies.model.rule import Sample
 from strategies.model.verdict import Instance, Verdict
 from strategies.programs.run.real_run import ProgramRealRuns

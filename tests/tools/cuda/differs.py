@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from strategies.base.journal import Line, lines_of_kind
-from strategies.model.oracle import kernels_on
+from strategies.model.kernels import kernels_on
 from strategies.programs.run.real_run import ProgramRealRuns
 from strategies.sweep.confirmation import RealConfirmation
 from strategies.validation import finding as findings
@@ -55,12 +55,18 @@ def words(lines: Sequence[Line]) -> dict[str, Word]:
 
 
 def differing(cpu: Sequence[Line], cuda: Sequence[Line]) -> tuple[list[Differs], int]:
-    """Rules that both devices tried and judge otherwise, in the order of their names; and how many both tried."""
+    """Rules that both devices tried and judge otherwise, in the order of their names; and how many both tried.
+
+    After them, rules that are wrong on CUDA and were not tried on the CPU, which may have no kernel for them.
+    """
     one, other = words(cpu), words(cuda)
     both = sorted({*one} & {*other})
-    return [Differs(rule, one[rule], other[rule]) for rule in both if one[rule].verdict != other[rule].verdict], len(
-        both
-    )
+    found = [Differs(rule, one[rule], other[rule]) for rule in both if one[rule].verdict != other[rule].verdict]
+    alone = sorted(rule for rule in {*other} - {*one} if _kind(other[rule]) in ("wrong", "suspect"))
+    return [*found, *(Differs(rule, Word(UNTRIED), other[rule]) for rule in alone)], len(both)
+
+
+UNTRIED = "not tried"
 
 
 def confirmed(
@@ -82,7 +88,10 @@ def confirmed(
         Differs(one.rule, settled["cpu"].get(one.rule, one.cpu), settled["cuda"].get(one.rule, one.cuda))
         for one in found
     ]
-    return [one for one in after if _kind(one.cpu) != _kind(one.cuda)]
+    right_alone = (UNTRIED, "right")
+    return [
+        one for one in after if (kinds := (_kind(one.cpu), _kind(one.cuda)))[0] != kinds[1] and kinds != right_alone
+    ]
 
 
 KEPT = 2

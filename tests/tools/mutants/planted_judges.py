@@ -26,7 +26,7 @@ PLANTED: tuple[Planted, ...] = (
         "return None if kernel or (split and self.variant) else ResultDifference(local)",
         "return None if kernel or split or self.variant else ResultDifference(local)",
         "a rank that raises is excused wherever an input is partial"),
-    bug("strategies/model/oracle::run_call", "given = [t.clone() for t in tensors] if mutates else tensors",
+    bug("strategies/model/kernels::_run_here", "given = [t.clone() for t in tensors] if mutates else tensors",
         "given = tensors", "the truth about an op in place is told on what it has already changed"),
     bug("localtensor/layout/tolerance::within_slack", "same = (got == want) | slack.isinf()",
         "same = (got == want) | slack.isinf() | got.isnan()", "NaN is right wherever it stands"),

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import Shard
 
 from localtensor.errors import error_in_one_line
-from strategies.model.oracle import REJECTIONS
+from strategies.model.kernels import REJECTIONS
 from strategies.validation.sources.functions import FunctionCall, gradients
 from strategies.validation.sources.protocol import Answer, NamedLayout, RefusedLayouts, sharded
 from strategies.validation.sources.spmd_types import typed

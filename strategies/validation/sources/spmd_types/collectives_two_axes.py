@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 import localtensor as lt
 from localtensor.errors import error_in_one_line
-from strategies.model.oracle import REJECTIONS
+from strategies.model.kernels import REJECTIONS
 from strategies.validation.sources.functions import FunctionCall, gradients
 from strategies.validation.sources.protocol import Answer, NamedLayout, RefusedLayouts, sharded
 from strategies.validation.sources.spmd_types import collectives, rank_group, two_axes, typed

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import assemble_axis, local_shapes_on, split_axis
-from strategies.model.oracle import REJECTIONS
+from strategies.model.kernels import REJECTIONS
 from strategies.model.rule import Claim
 from strategies.validation.difference import near
 from strategies.validation.probe import Case

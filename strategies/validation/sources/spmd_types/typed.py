@@ -29,7 +29,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.errors import error_in_one_line
 from localtensor.layout import split_axis
-from strategies.model.oracle import REJECTIONS
+from strategies.model.kernels import REJECTIONS
 from strategies.model.settings import BadSource
 from strategies.validation.sources.functions import tensor_results
 from strategies.validation.sources.protocol import NamedLayout, RefusedLayouts, SourceRaises, sharded

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, debug
 from torch.distributed.tensor.parallel import input_reshard
 from torch.nn import functional as F  # noqa: N812  # its usual name
 
-from strategies.model.oracle import REJECTIONS
+from strategies.model.kernels import REJECTIONS
 from strategies.model.rule import PUBLIC, Program
 from strategies.programs.public_api import drawing, function_calls, function_steps, python_calls, python_steps, table
 from strategies.programs.public_api.table import STEPS, public_step, public_steps
