@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +23,8 @@ from localtensor.collectives.c10d_table import RECV, SEND, argument_positions, r
 
 # Private parts of torch: why each is needed.  Tried on torch 2.11.0 and 2.13.0.
 PRIVATE = {
-    "torch._C._ForceDispatchKeyGuard": "the operator is called again for the CPU, also where a call without tensors named the GPU",
+    "torch._C._ForceDispatchKeyGuard": "the operator is called again for the CPU, also where a call without tensors named the GPU; "
+    "copies are made for each its own device",
     "torch._C._dispatch_tls_local_exclude_set": "what is excluded around the call stays so: autograd, kernels that see calls",
 }
 
@@ -50,7 +51,8 @@ def staged_kernel(name: str, schema: Any, previous: Callable[..., Any] | None) -
         if previous is not None and _backend(dist.ProcessGroup.unbox(arguments[at])) != "gloo":
             return previous(*arguments)
         copies: dict[int, Tensor] = {}
-        on_host = tree_map(lambda x: _copy(x, copies), arguments)
+        with _any_device():
+            on_host = tree_map(lambda x: _copy(x, copies), arguments)
         with torch._C._ForceDispatchKeyGuard(_CPU, torch._C._dispatch_tls_local_exclude_set()):
             result = operator(*on_host)
         written = [(x, copies[id(x)]) for x in tree_leaves([arguments[i] for i in outputs]) if id(x) in copies]
@@ -68,6 +70,14 @@ def staged_kernel(name: str, schema: Any, previous: Callable[..., Any] | None) -
 
 
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_BACKEND_SELECT = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
+
+
+def _any_device() -> AbstractContextManager[object]:
+    """Inside it operators go to the kernels of the devices of their tensors and arguments, also where the call came with the
+    kernels of one device in force (see `calls_seen`)."""
+    excluded = torch._C._dispatch_tls_local_exclude_set() - _BACKEND_SELECT
+    return torch._C._ForceDispatchKeyGuard(_BACKEND_SELECT, excluded)
 
 
 def _backend(group: dist.ProcessGroup) -> str:
@@ -84,8 +94,9 @@ def _copy(x: object, copies: dict[int, Tensor]) -> object:
 
 
 def _copy_back(written: Sequence[tuple[Tensor, Tensor]]) -> None:
-    for x, copy in written:
-        x.detach().copy_(copy)
+    with _any_device():
+        for x, copy in written:
+            x.detach().copy_(copy)
 
 
 def _work_of(result: Any) -> Any:

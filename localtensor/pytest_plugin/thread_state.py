@@ -86,7 +86,10 @@ class ThreadState:
                 if (mine := Autocast.of(one.device)) != one:
                     stack.callback(mine.put)
                     one.put()
-            stack.enter_context(torch.inference_mode(self.inference))
+            if (
+                self.inference != torch.is_inference_mode_enabled()
+            ):  # it lets autograd start threads, also where it is not on
+                stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.gradients))
             if self.saved_tensors is not None:
                 stack.callback(_saved._pop_saved_tensors_default_hooks)

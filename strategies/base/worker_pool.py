@@ -75,6 +75,8 @@ TaskAnswer = TaskDone | TaskFailed | TaskLost
 Tick = Callable[[int], None]
 Again = Callable[[int, TaskLost], Any]
 """The task to run in place of the lost one of this number; None if there is none."""
+Arrived = Callable[[int, TaskAnswer], None]
+"""Gets the answer to the task of this number when it comes, which may be long before those to earlier tasks."""
 
 
 class _Worker:
@@ -210,9 +212,10 @@ class WorkerPool:
             gc.unfreeze()  # else cycles outlive the interpreter, and triton lists its part of them
 
     def run(
-        self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Tick | None = None, again: Again | None = None
-    ) -> Iterator[TaskAnswer]:
-        """The answer to every task, in order.
+        self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Tick | None = None, again: Again | None = None,
+        arrived: Arrived | None = None,
+    ) -> Iterator[TaskAnswer]:  # fmt: skip
+        """The answer to every task, in order; `arrived` gets each as soon as it is there.
 
         `limit` is seconds between two progress reports; `tick` is called with 1 after each task, and with 0 several times
         a second, when `running` has the tasks at work. `work` is a function that can be imported by name. What `again` makes of a
@@ -239,6 +242,8 @@ class WorkerPool:
                         self._give_next(at, iter([unit]), work, tasks)
                         continue
                 answers[unit] = answer
+                if arrived:
+                    arrived(unit, answer)
                 self._give_next(at, waiting, work, tasks)
                 if tick:
                     tick(1)
@@ -380,5 +385,6 @@ class Workers(Protocol):
     ) -> None: ...
 
     def run(
-        self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Tick | None = None, again: Again | None = None
-    ) -> Iterator[TaskAnswer]: ...
+        self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Tick | None = None, again: Again | None = None,
+        arrived: Arrived | None = None,
+    ) -> Iterator[TaskAnswer]: ...  # fmt: skip

@@ -8,6 +8,7 @@ say which calls there are, and those run on the device without waiting; then the
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,12 +20,18 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from strategies.model.arguments import argument_names
-from strategies.model.rule import Call, Sample, flat_results, written_leaves
+from strategies.model.rule import Call, Sample, flat_results, overload, written_leaves
 
 REJECTIONS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AssertionError, KeyError)
 """What an op raises for arguments that it rejects; any other exception is a crash."""
+_READ_BY_HOST = frozenset({"scalars", "philox_seed", "philox_offset"})
+"""Arguments that stay in memory of the host: the numbers of foreach ops, and the generator's state of efficient attention
+(torch 2.11, attention_backward.cu, where no graph is captured); that of flash attention is the device's."""
 MOST_WAITING, MOST_BYTES = 512, 64 << 20
 """Calls, and bytes of their results, that wait on the device for their way home."""
+
+_BAD_VALUES = re.compile(r"out of (range|bounds)|between 0 and 1|>= ?0|probabilit", re.IGNORECASE)
+"""Words of what the host's kernels say of an index or a probability, which a GPU's kernels assert.  Tried on torch 2.11 and 2.13."""
 
 Outcome = tuple[Any, list[Any]]
 """The raw result of a call, and the flat list of its results and of the arguments that it wrote to."""
@@ -102,8 +109,9 @@ def _run_there(call: Call, tensors: Sequence[Tensor], mutates: bool) -> Outcome:
 def _sent(call: Call, tensors: Sequence[Tensor], mutates: bool, *, wait: bool = True) -> Outcome:
     """The outcome in memory of the device, which may still be at work on it unless the host is to `wait`."""
     device = _KERNELS.get()
-    names = argument_names(Sample(call, tuple(tensors), "")) if "scalars" in call.named() else ()
-    on_host = {i for i, name in enumerate(names) if name == "scalars"}  # the numbers of foreach ops
+    read = _READ_BY_HOST & {*call.named()} if "philox_seed" not in call.named() or "efficient" in call.op else ()
+    names = argument_names(Sample(call, tuple(tensors), "")) if read else ()
+    on_host = {i for i, name in enumerate(names) if name in read}
     given = [x.clone() for x in tensors] if mutates else tensors  # a clone of an expanded tensor is dense
     there = [x.clone() if i in on_host else copied_to(x, device, wait=wait) for i, x in enumerate(given)]
     raw = placed_call(call, device)(there)
@@ -164,16 +172,28 @@ class _Batch:
             if isinstance(known, Exception):
                 raise known.with_traceback(None)
             return known[0], list(known[1])
-        if key not in self.outcomes and key not in self.waiting:
-            self._send(key, call, tensors, mutates)
         try:
-            return _run_here(call, tensors, mutates)
-        except REJECTIONS:  # it may have no kernel here: what the device gives says how the work goes on
-            self.fetch()
+            here = self._run_on_host(call, tensors, mutates)
+        except REJECTIONS as error:
+            if _BAD_VALUES.search(str(error)):  # a check on the device would end its service to this process
+                self.outcomes[key] = error.with_traceback(None)
+                raise
+            self._send(key, call, tensors, mutates)
+            self.fetch()  # it may have no kernel here: what the device gives says how the work goes on
             known = self.outcomes.get(key)
             if known is None or isinstance(known, Exception):
                 raise
             return known[0], list(known[1])
+        self._send(key, call, tensors, mutates)
+        return here
+
+    @staticmethod
+    def _run_on_host(call: Call, tensors: Sequence[Tensor], mutates: bool) -> Outcome:
+        writes = overload(call.op)._schema.is_mutable or written_leaves(call)
+        given = (
+            [copied_to(x, "cpu") for x in tensors] if writes and not mutates else tensors
+        )  # the device gets them, too
+        return _run_here(call, given, mutates)
 
     def _key(self, call: Call, tensors: Sequence[Tensor], mutates: bool) -> _Key:
         if id(call) not in self.texts:
@@ -185,6 +205,8 @@ class _Batch:
         return f"{self.texts[id(call)][1]} {mutates}", digest.digest()
 
     def _send(self, key: _Key, call: Call, tensors: Sequence[Tensor], mutates: bool) -> None:
+        if key in self.outcomes or key in self.waiting:
+            return
         try:
             raw, flat = _sent(call, tensors, mutates, wait=False)
         except REJECTIONS as error:

@@ -117,19 +117,22 @@ def metadata_only(name: str) -> str:
     """The reason why values of this op cannot be compared, or empty."""
     packet = name.split(".")[1]
     if torch.Tag.nondeterministic_seeded in overload(name).tags:
-        return "random: judged by metadata only"
+        return RANDOM
     if packet.startswith(("empty", "new_empty", "_empty")) or packet in ("resize_", "resize", "resize_as_"):
         return "uninitialised: judged by metadata only"
     return ""
 
 
+RANDOM = "random: judged by metadata only"
 RANDOM_STATE = frozenset({"rng_state", "unused", "philox_seed", "philox_offset"})
 """Names of results of attention kernels that are states of a generator: uninitialised where there is no dropout."""
 
 
 def metadata_only_call(sample: Sample) -> str:
-    """As `metadata_only`, of one call: attention without dropout draws nothing, whatever the tag of its op."""
-    return "" if argument_values(sample).get("dropout_p") == 0 else metadata_only(sample.op)
+    """As `metadata_only`, of one call: attention without dropout draws nothing, whatever the tag of its op; with it, backward
+    masks what the state of a generator says, which is of the whole tensors."""
+    dropout = argument_values(sample).get("dropout_p")
+    return "" if dropout == 0 else metadata_only(sample.op) or (RANDOM if dropout else "")
 
 
 def random_states(name: str) -> frozenset[int]:

@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from localtensor._util import pickling
 from localtensor.processes import sigint_blocked
 from strategies.base.signals import interruptible
-from strategies.base.worker_pool import Again, TaskAnswer, TaskLost, Tick, Work, run_in_subprocess
+from strategies.base.worker_pool import Again, Arrived, TaskAnswer, TaskLost, Tick, Work, run_in_subprocess
 from strategies.model.settings import BadSetting
 from strategies.torch_api.user_modules import exception_message, import_user_module
 
@@ -56,8 +56,9 @@ class ExecutorPool:
             executor.shutdown(wait=wait, cancel_futures=True)
 
     def run(
-        self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Tick | None = None, again: Again | None = None
-    ) -> Iterator[TaskAnswer]:
+        self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Tick | None = None, again: Again | None = None,
+        arrived: Arrived | None = None,
+    ) -> Iterator[TaskAnswer]:  # fmt: skip
         """The answer to every task, in order.  `work` is a function that can be imported by name on every worker.
 
         What `again` makes of a lost task is run in its place, by itself.
@@ -69,8 +70,11 @@ class ExecutorPool:
             answers = self._collect(futures, at, sent, len(batch), limit)
             if tick:
                 tick(len(batch))
-            for i, answer in enumerate(answers):
-                yield self._tried_again(answer, work, limit, partial(again, at * BATCH + i)) if again else answer
+            for number, first in enumerate(answers, at * BATCH):
+                answer = self._tried_again(first, work, limit, partial(again, number)) if again else first
+                if arrived:
+                    arrived(number, answer)
+                yield answer
 
     def _tried_again(
         self, answer: TaskAnswer, work: Work, limit: float, again: Callable[[TaskLost], Any]

@@ -26,7 +26,7 @@ from strategies.base.journal import (
     open_journal,
 )
 from strategies.base.progress import Progress
-from strategies.base.worker_pool import TIMED_OUT, TaskDone, TaskFailed, TaskLost, Workers
+from strategies.base.worker_pool import TIMED_OUT, TaskAnswer, TaskDone, TaskFailed, TaskLost, Workers
 from strategies.inputs import gathering
 from strategies.inputs.gathering import SamplesByOp, gather_samples, overloads_of_rules
 from strategies.inputs.variants.all_variants import followed_samples, mesh_samples
@@ -113,8 +113,7 @@ def validate_tasks(
             latest[at] = replace(task, skip=task.skip | _steps_to_skip(task, lost), until=0.0)  # has begun
         return latest[at]
 
-    answers = workers.run(validate_task, tasks, limit=SECONDS, tick=tick, again=again)
-    for at, answer in enumerate(answers):
+    def record(at: int, answer: TaskAnswer) -> None:
         if isinstance(answer, TaskDone):
             found, seconds = answer.value, answer.seconds
         else:
@@ -123,6 +122,10 @@ def validate_tasks(
             journal.add({**finding.task_line(result, seconds / len(found)), "run": run})
         if any(result.suspects or result.whole for result in found):
             suspected()
+
+    # As they come: what is done is in the journal, also while a task before it is at work.
+    for _ in workers.run(validate_task, tasks, limit=SECONDS, tick=tick, again=again, arrived=record):
+        pass
 
 
 def _steps_to_skip(task: OverloadTask, lost: TaskLost) -> set[int]:
@@ -344,7 +347,7 @@ class _Validation:
 
         `workers` make the cases smaller first.
         """
-        results = [finding.read_task(line) for line in lines_of_kind(self.journal.lines, "unit")]
+        results = sorted(map(finding.read_task, lines_of_kind(self.journal.lines, "unit")), key=lambda one: one.unit)
         suspected = finding.merge_candidates([r.suspects for r in results], KEPT_CASES)
         whole = finding.merge_candidates([r.whole for r in results], 2 * KEPT_CASES)
         known = {line["rule"] for line in lines_of_kind(self.journal.lines, "settled")}

@@ -64,6 +64,13 @@ def test_in_a_journal_that_was_cut_what_was_not_confirmed_is_wrong():
     assert found.cuda == Word("wrong")
 
 
+def test_what_no_real_run_was_asked_for_is_wrong_too():
+    unconfirmed = settled(Verdict.SUSPECT, "got 1, expected 2 (not confirmed: --confirm none was asked for)")
+    lines = [task() | {"suspects": {NAME: []}}, unconfirmed]
+    assert words(lines) == {NAME: Word("wrong")}
+    assert differing([task() | {"suspects": {NAME: []}}], lines) == ([], 1)
+
+
 def test_what_is_wrong_on_one_device_is_run_there_and_what_is_right_there_differs_no_more(monkeypatch):
     ran = []
 

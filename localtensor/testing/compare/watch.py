@@ -197,7 +197,9 @@ class Watch:
         others = self.pool.setdefault(key, [])
         last = self._last.get(where)
         for one in [*others, *([] if last is None else [self.seen[last].value])]:
-            if one.shape == local.shape and one.dtype == local.dtype and torch.equal(one, local):
+            if (one.shape, one.dtype, one.device) == (local.shape, local.dtype, local.device) and torch.equal(
+                one, local
+            ):
                 return one
         copy = local.clone()
         others.append(copy)

@@ -75,7 +75,7 @@ class Cause:
 def attribution_tasks(begin: Line, lines: Sequence[Line]) -> tuple[Report, list[AttributionTask]]:
     """The report on a journal's lines, and a task for each finding in it that is a fault of torch."""
     report = aggregate.report(begin, lines)
-    results = [finding_lines.read_task(line) for line in lines_of_kind(lines, "unit")]
+    results = sorted(map(finding_lines.read_task, lines_of_kind(lines, "unit")), key=lambda one: one.unit)
     suspects = finding_lines.merge_candidates([r.suspects for r in results], KEPT)
     whole = finding_lines.merge_candidates([r.whole for r in results], KEPT)
     settled = (finding_lines.read_outcome(line) for line in lines_of_kind(lines, "settled"))

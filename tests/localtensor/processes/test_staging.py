@@ -66,6 +66,24 @@ def test_a_message_is_there_after_its_wait_and_may_be_received_first():
         assert into.tolist() == [(rank - 1) % RANKS] * 4
 
 
+def gathered_below_a_device():
+    """As `calls_seen` calls an operator: with the kernels of a device in force, here of one that has none."""
+    keys = torch._C.DispatchKey
+    into, mine = torch.empty(2 * RANKS), torch.full((2,), float(dist.get_rank()))
+    with (
+        torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(keys.BackendSelect)),
+        torch._C._IncludeDispatchKeyGuard(keys.MAIA),
+        torch._C._AutoDispatchBelowAutograd(),
+    ):
+        _staged("_allgather_base_", into, mine)
+    return into
+
+
+def test_copies_are_made_also_where_the_kernels_of_one_device_are_in_force():
+    for into in lt.run(gathered_below_a_device, ranks=RANKS, on="gloo").values:
+        assert into.tolist() == [0, 0, 1, 1, 2, 2]
+
+
 @pytest.mark.parametrize("served", ["nccl", "gloo"])
 def test_groups_of_other_backends_keep_their_kernel(monkeypatch, served):
     monkeypatch.setattr("localtensor.processes.staging._backend", lambda group: served)

@@ -58,6 +58,9 @@ MODES = """
     def test_inference(rank, inference):
         assert torch.is_inference_mode_enabled()
 
+    def test_backward_stays_in_the_thread_of_its_rank(rank):
+        assert not torch.autograd.is_multithreading_enabled()
+
     def test_autocast(rank, cast):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
 
@@ -103,7 +106,7 @@ MODES = """
 
 
 def test_modes_and_context_variables_of_fixtures_are_there_in_each_rank(tried):
-    tried(MODES).assert_outcomes(passed=11)
+    tried(MODES).assert_outcomes(passed=12)
 
 
 def test_generators_of_fixtures_are_each_ranks_own(tried):

@@ -62,6 +62,28 @@ def test_what_is_made_of_a_lost_task_runs_in_its_place_before_the_others_until_t
     assert (lost, sum(ticks)) == ([(1, dead), (1, dead), (3, dead), (3, dead)], 5)
 
 
+def read(path, note):
+    with open(path, encoding="ascii") as file:
+        return file.read()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="what a task waits for is a named pipe")
+def test_answers_arrive_as_they_come_and_are_given_in_order(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("at once")
+    seen = []
+
+    def arrived(number, answer):
+        seen.append(number)
+        if number == 1:  # only now the first task goes on
+            (tmp_path / "pipe").write_text("later")
+
+    with WorkerPool(2) as pool:
+        tasks = [str(tmp_path / "pipe"), str(tmp_path / "file")]
+        found = [answer.value for answer in pool.run(read, tasks, limit=60, arrived=arrived)]
+    assert (seen, found) == ([1, 0], ["later", "at once"])
+
+
 def alive(pids):
     return [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
 

@@ -7,8 +7,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 from strategies.model import kernels
-from strategies.model.kernels import copied_to, kernels_on, placed_call, run_call, run_in_batches
-from strategies.model.rule import Call, Leaf
+from strategies.model.kernels import REJECTIONS, copied_to, kernels_on, placed_call, run_call, run_in_batches
+from strategies.model.rule import Call, Leaf, call_of, overload
 from strategies.validation.finding import OverloadTask, task_line
 from strategies.validation.overload import validate_overload
 from tests.strategies.cases import numbers, sample
@@ -53,6 +53,21 @@ def test_a_scalars_tensor_of_a_foreach_op_stays_on_the_host(monkeypatch):
         run_call(one.call, one.tensors, mutates=False)
     assert (1,) not in moved
     assert moved.count((2,)) == 3
+
+
+@pytest.mark.parametrize("kind", ["efficient", "flash"])
+def test_the_state_of_a_generator_stays_where_the_kernel_reads_it(monkeypatch, kind):
+    op = overload(f"aten._scaled_dot_product_{kind}_attention_backward.default")
+    state = {"philox_seed": torch.zeros((), dtype=torch.int64), "philox_offset": torch.ones((), dtype=torch.int64)}
+    given = {"grad_out_": numbers(1), "grad_out": numbers(1), **state}
+    args = {a.name: given[a.name] for a in op._schema.arguments if a.name in given}
+    call, tensors = call_of(op, (), args)
+    moved = []
+    monkeypatch.setattr(kernels, "copied_to", lambda x, device, wait=True: moved.append(x) or x)
+    monkeypatch.setattr(kernels, "placed_call", lambda call, device: lambda there: None)
+    with kernels_on("cpu:0"):
+        kernels._sent(call, tensors, False)
+    assert len(moved) == (1 if kind == "efficient" else 3)
 
 
 # Many calls at once.
@@ -143,6 +158,25 @@ def test_a_call_made_from_another_result_of_the_device_runs_there_at_once(device
     assert device.sent[-1] == ("aten.exp.default", True)
 
 
+def test_an_index_that_the_host_refuses_never_comes_to_the_device(device):
+    one = sample("index_select.default", numbers(3), 0, torch.tensor([7]))
+    with pytest.raises((IndexError, RuntimeError), match="out of range"):
+        in_batches(lambda note: run_call(one.call, one.tensors, mutates=False))
+    assert device.sent == []
+
+
+@pytest.mark.parametrize("op", ["bernoulli.default", "gather.default", "embedding.default", "nll_loss_forward.default"])
+def test_what_the_hosts_kernels_say_of_bad_values_is_known_by_its_words(op):
+    bad, index = torch.tensor([[7.0, -1.0]]), torch.tensor([[9]])
+    args = {
+        "bernoulli.default": (bad,), "gather.default": (bad, 1, index), "embedding.default": (bad, index),
+        "nll_loss_forward.default": (bad, index[0], None, 1, -100),
+    }[op]  # fmt: skip
+    one = sample(op, *args)
+    with pytest.raises(REJECTIONS, match=kernels._BAD_VALUES):
+        run_call(one.call, one.tensors, mutates=False)
+
+
 @pytest.mark.parametrize("refuses", ["here", "there", "both"])
 def test_what_the_device_refuses_is_refused_and_nothing_else(monkeypatch, refuses):
     def refusing(run, name):
@@ -196,9 +230,9 @@ def test_results_come_home_with_their_strides_dtypes_and_identity():
 
 
 @pytest.mark.parametrize("one", [
-    sample("cumprod.default", numbers(4, 3), 0), sample("topk.default", numbers(4, 6), 2), sample("unbind.int", numbers(3, 4), 1),
+    sample("_softmax.default", numbers(4, 3), 0, False), sample("topk.default", numbers(4, 6), 2), sample("unbind.int", numbers(3, 4), 1),
     sample("_foreach_add.List", [numbers(4), numbers(2, 3)], [numbers(4), numbers(2, 3)]),
-    sample("index_put_.default", numbers(4, 3), [torch.tensor([1, 2])], numbers(2, 3)),
+    sample("scatter_.value", numbers(4, 3), 0, torch.tensor([[1, 2, 0]]), 2.0), sample("add_.Tensor", numbers(4), numbers(4)),
 ], ids=lambda one: one.op)  # fmt: skip
 def test_a_task_in_batches_says_what_it_says_one_call_at_a_time(one):
     task = OverloadTask(one.op, (one,), ((2,), (3,)), 0)

@@ -324,6 +324,13 @@ def test_attention_without_dropout_draws_nothing_and_its_values_count():
     assert metadata_only_call(attention(0.5)) == "random: judged by metadata only"
 
 
+def test_the_backward_of_attention_with_dropout_masks_what_the_state_of_a_generator_says():
+    name = "_scaled_dot_product_flash_attention_for_cpu_backward.default"
+    x, sums = numbers(1, 2, 3, 8), numbers(1, 2, 3)
+    backward = [sample(name, x, x, x, x, x, sums, dropout, False) for dropout in (0.5, 0.0)]
+    assert [metadata_only_call(one) for one in backward] == ["random: judged by metadata only", ""]
+
+
 @pytest.mark.parametrize(("op", "states"), [
     ("_scaled_dot_product_flash_attention", {6, 7}),
     ("_scaled_dot_product_efficient_attention", {2, 3}),

@@ -57,8 +57,11 @@ def test_on_an_executor_too_what_is_made_of_a_lost_task_runs_in_its_place(monkey
         lost.append(at)
         return 5 if at == 3 else "die" if len(lost) < 3 else None
 
+    arrived = []
     with ExecutorPool(threads) as hands:
-        found = list(hands.run(work, [1, 2, "die", "die"], limit=60.0, again=again))
+        todo = [1, 2, "die", "die"]
+        found = list(hands.run(work, todo, limit=60.0, again=again, arrived=lambda *one: arrived.append(one)))
+    assert arrived == list(enumerate(found))
     assert found == [TaskDone(2), TaskDone(4), TaskLost("the process died with SIGKILL", 7), TaskDone(10)]
     assert lost == [2, 2, 2, 3]
 

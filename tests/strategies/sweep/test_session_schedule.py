@@ -48,7 +48,7 @@ class Scripted:
     def __init__(self, answer):
         self.answer, self.asked = answer, []
 
-    def run(self, work, tasks, *, limit, tick=None, again=None):
+    def run(self, work, tasks, *, limit, tick=None, again=None, arrived=None):
         assert (work, limit) == (validate_task, SECONDS)
         for number, first in enumerate(tasks):
             task = first
@@ -57,6 +57,7 @@ class Scripted:
                 answer = self.answer(task)
                 task = again(number, answer) if isinstance(answer, TaskLost) else None
             tick(1)
+            arrived(number, answer)
             yield answer
 
 

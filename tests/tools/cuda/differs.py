@@ -50,7 +50,10 @@ def words(lines: Sequence[Line]) -> dict[str, Word]:
     for line in lines_of_kind(lines, "settled"):
         settled = findings.read_outcome(line)
         finding = settled.finding
-        found[settled.name] = Word(finding.verdict.value, finding.reason) if finding else Word("sound", "cleared")
+        if finding is None:
+            found[settled.name] = Word("sound", "cleared")
+        elif NOT_CONFIRMED not in finding.reason:  # else it is as in a journal that was cut
+            found[settled.name] = Word(finding.verdict.value, finding.reason)
     return found
 
 
@@ -67,6 +70,8 @@ def differing(cpu: Sequence[Line], cuda: Sequence[Line]) -> tuple[list[Differs],
 
 
 UNTRIED = "not tried"
+NOT_CONFIRMED = "--confirm none"
+"""In the reason of what no real run has judged."""
 
 
 def confirmed(
