@@ -180,7 +180,8 @@ def run_forked(
     mine = caller_state(seed, "cuda" if on == "nccl" else None)
     group = _ForkedGroup(ranks, on, partial(_answer, partial(_perform, body, render, on), mine))
     try:
-        group.start()
+        group.begin()
+        group.join()
         replies = group.call([b"go"] * ranks, limit, GRACE, LEAVE)
     finally:
         group.kill()
@@ -212,11 +213,11 @@ class _ForkedGroup(WorkerGroup):
         super().__init__(ranks, backend)
         self._answer = answer
 
-    def start(self) -> None:
+    def begin(self) -> None:
         with warnings.catch_warnings():
             # Python warns of forks while there are other threads, which may hold locks; ours need none of theirs.
             warnings.filterwarnings("ignore", ".*use of fork\\(\\) may lead to deadlocks", DeprecationWarning)
-            super().start()
+            super().begin()
 
     def context(self) -> "multiprocessing.context.ForkContext":
         return multiprocessing.get_context("fork")

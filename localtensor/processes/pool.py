@@ -112,6 +112,12 @@ class Pool:
                 self._dismiss()
         return [_outcome(rank, reply, fn) for rank, reply in enumerate(replies)]
 
+    def begin(self) -> None:
+        """Start the processes, without waiting until they have joined: the first call does.  Raises `PoolDidNotStart`."""
+        with self._turn:
+            if not self._closed and self._group is None:
+                self._begun_group()
+
     def close(self) -> None:
         """End the pool's processes.  Closing twice is allowed; calling afterwards raises `PoolClosed`."""
         with self._turn:
@@ -130,14 +136,19 @@ class Pool:
         return tuple(member.pid for member in self._group.members) if self._group else ()
 
     def _ready_group(self) -> WorkerGroup:
-        if self._group and not self._group.is_usable():
+        if self._group and self._group.joined and not self._group.is_usable():
             self._dismiss()
-        if self._group is None:
-            self._group = WorkerGroup(self.ranks, self.backend)
-            self._end = finalize = weakref.finalize(self, self._group.kill)
-            finalize.atexit = False  # the group registers its own exit hook
-            self._group.start()
-        return self._group
+        group = self._group or self._begun_group()
+        if not group.joined:
+            group.join()
+        return group
+
+    def _begun_group(self) -> WorkerGroup:
+        self._group = group = WorkerGroup(self.ranks, self.backend)
+        self._end = finalize = weakref.finalize(self, group.kill)
+        finalize.atexit = False  # the group registers its own exit hook
+        group.begin()
+        return group
 
     def _dismiss(self) -> None:
         self._group = None

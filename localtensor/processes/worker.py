@@ -13,8 +13,10 @@ import io
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import signal
+import socket
 import sys
 import sysconfig
 import threading
@@ -29,6 +31,7 @@ from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 
 from localtensor._util.pickling import dumps
+from localtensor.errors import PoolDidNotStart
 
 Steps: TypeAlias = tuple[int, int]  # operations that the default group had begun before the job, and after it
 
@@ -48,6 +51,27 @@ class WorkerSpec:
     backend: str
     folder: str
     environ: dict[str, str]
+
+
+def worker_environment(ranks: int) -> dict[str, str]:
+    """The environment that ranks share: gloo and NCCL are bound to the loopback interface."""
+    home = next((name for _, name in socket.if_nameindex() if re.fullmatch(r"lo\d*|loopback.*", name)), None)
+    if home is None:
+        raise PoolDidNotStart("Pool.call", ranks, "this machine has no loopback interface")
+    if not _loopback_is_up():  # else a store tries to connect for minutes
+        raise PoolDidNotStart("Pool.call", ranks, "the loopback interface of this machine is down")
+    own = {"GLOO_SOCKET_IFNAME": home, "NCCL_SOCKET_IFNAME": home, "WORLD_SIZE": str(ranks)}
+    return {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, **own}
+
+
+def _loopback_is_up() -> bool:
+    """Whether 127.0.0.1 is reachable; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as there:
+        try:
+            there.connect(("127.0.0.1", 9))
+        except OSError:
+            return False
+    return True
 
 
 class Reply(NamedTuple):

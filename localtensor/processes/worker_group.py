@@ -19,10 +19,8 @@ import multiprocessing
 import multiprocessing.util
 import os
 import pickle
-import re
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -37,7 +35,7 @@ from typing import Any
 
 from localtensor import errors
 from localtensor.processes.idleness import Idleness
-from localtensor.processes.worker import FENCE, Reply, WorkerSpec, serve
+from localtensor.processes.worker import FENCE, Reply, WorkerSpec, serve, worker_environment
 
 START_LIMIT = 120.0  # seconds; the first import of torch from a cold disk is the slow case
 FENCE_LIMIT = 1.0  # seconds; too short on a busy machine costs a restart, no more
@@ -78,6 +76,7 @@ class WorkerGroup:
     def __init__(self, ranks: int, backend: str) -> None:
         self.ranks, self.backend = ranks, backend
         self.members: list[_Worker] = []
+        self.joined = False
         self._owner = os.getpid()
         # Mode 0700.  Not a TemporaryDirectory, whose forked copy would remove the folder when it ends.
         self.folder = tempfile.mkdtemp(prefix="localtensor-")
@@ -88,8 +87,8 @@ class WorkerGroup:
         # Registered after multiprocessing's own hook, so it runs before that: it would join our processes.
         atexit.register(self.kill)
 
-    def start(self) -> None:
-        """Start all processes, and return when all ranks have joined the group.  Raises `PoolDidNotStart`."""
+    def begin(self) -> None:
+        """Start all processes; `join` waits for them.  Raises `PoolDidNotStart`."""
         context = self.context()
         shared = worker_environment(self.ranks)
         with _without_cpp_warnings():
@@ -100,9 +99,13 @@ class WorkerGroup:
                 except (ConnectionError, EOFError) as error:  # the fork server ended, for example out of memory
                     why = f"rank {rank}: {type(error).__name__}: {error}"
                     raise errors.PoolDidNotStart("Pool.call", self.ranks, why) from error
+
+    def join(self) -> None:
+        """Return when all ranks have joined the group.  Raises `PoolDidNotStart`."""
         for rank, reply in enumerate(self.gather(time.monotonic() + START_LIMIT, grace=5.0)):
             if reply is None or reply.kind != "ready":
                 raise errors.PoolDidNotStart("Pool.call", self.ranks, f"rank {rank}: {_startup_error(reply)}")
+        self.joined = True
 
     def context(self) -> Any:
         """The multiprocessing context of the processes."""
@@ -324,27 +327,6 @@ def _fork_of_this_process(executable: object, arguments: Sequence[Any], files: S
         code = 0
     finally:
         os._exit(code)
-
-
-def worker_environment(ranks: int) -> dict[str, str]:
-    """The environment that ranks share: gloo and NCCL are bound to the loopback interface."""
-    home = next((name for _, name in socket.if_nameindex() if re.fullmatch(r"lo\d*|loopback.*", name)), None)
-    if home is None:
-        raise errors.PoolDidNotStart("Pool.call", ranks, "this machine has no loopback interface")
-    if not _loopback_is_up():  # else a store tries to connect for minutes
-        raise errors.PoolDidNotStart("Pool.call", ranks, "the loopback interface of this machine is down")
-    own = {"GLOO_SOCKET_IFNAME": home, "NCCL_SOCKET_IFNAME": home, "WORLD_SIZE": str(ranks)}
-    return {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, **own}
-
-
-def _loopback_is_up() -> bool:
-    """Whether 127.0.0.1 is reachable; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as there:
-        try:
-            there.connect(("127.0.0.1", 9))
-        except OSError:
-            return False
-    return True
 
 
 @contextlib.contextmanager

@@ -25,8 +25,8 @@ from typing import IO, Any, TextIO
 
 from localtensor._util.events import Waiting
 from localtensor.errors import NeverEnded, ScriptFailed
-from localtensor.processes.worker import ignore_interrupt
-from localtensor.processes.worker_group import sigint_blocked, worker_environment
+from localtensor.processes.worker import ignore_interrupt, worker_environment
+from localtensor.processes.worker_group import sigint_blocked
 
 OUTPUT_CLOSED = 141  # exit code of a process ended by SIGPIPE
 POLL_INTERVAL = 0.02  # seconds between two checks for ended ranks

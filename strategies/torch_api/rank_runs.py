@@ -222,12 +222,15 @@ def _run(works: Sequence[MeshTask[Any]], results: Sequence[list[Any]]) -> str:
 class RankProcesses:
     """A pool of real processes, started at the first call and reused while the number of ranks is the same.
 
-    There is one pool at a time: each rank takes a process of a hundred megabytes.  `seconds` is the limit of a call.
+    There is one pool at a time, and one more while `renew` is used: each rank takes a process of a hundred megabytes.  `seconds`
+    is the limit of a call.
     """
 
     def __init__(self, backend: str = "gloo", seconds: float = PROCESS_TIMEOUT) -> None:
         self.backend, self.seconds = backend, seconds
         self._pool: Pool | None = None
+        self._next: Pool | None = None
+        self._served = False
 
     def __enter__(self: T) -> T:  # noqa: PYI019
         return self
@@ -237,20 +240,40 @@ class RankProcesses:
 
     def fresh(self, ranks: int) -> bool:
         """Whether the next call of so many ranks is the first of its processes."""
-        return self._pool is None or self._pool.ranks != ranks or not self._pool.pids
+        return not self._served or self._pool is None or self._pool.ranks != ranks or not self._pool.pids
+
+    def renew(self, ranks: int) -> None:
+        """End all processes; the next call has new ones, and others are started beside it for the call after the next `renew`."""
+        self._close_pool()
+        if self._next is not None and self._next.ranks != ranks:
+            self._close_next()
+        self._pool, self._next = self._next, self._made(ranks)
+        self._next.begin()
 
     def close(self) -> None:
         """End all processes; the next call starts new ones."""
+        self._close_pool()
+        self._close_next()
+
+    def _close_next(self) -> None:
+        if self._next is not None:
+            self._next.close()
+        self._next = None
+
+    def _close_pool(self) -> None:
         if self._pool is not None:
             self._pool.close()
-        self._pool = None
+        self._pool, self._served = None, False
+
+    def _made(self, ranks: int) -> Pool:
+        return Pool(ranks, backend=BACKENDS_BY_NAME.get(self.backend, self.backend), timeout=self.seconds)
 
     def run(self, play: Callable[[bytes], bytes], parts: Sequence[Any]) -> list[Outcome]:
         """The outcome of `play` on each rank with its own part.  Never hangs: the pool ends processes that do."""
         if self._pool is None or self._pool.ranks != len(parts):
-            self.close()
-            backend = BACKENDS_BY_NAME.get(self.backend, self.backend)
-            self._pool = Pool(len(parts), backend=backend, timeout=self.seconds)
+            self._close_pool()
+            self._pool = self._made(len(parts))
+        self._served = True
         sent = [(pickling.dumps(part),) for part in parts]
         watched = Idleness(IDLE_SECONDS)
         outcomes = self._pool.call(play, sent, idle=watched)

@@ -49,6 +49,8 @@ class ProgramRankTask:
     """The user's rules module, which is imported before the run, and its folder."""
     mesh: tuple[int, ...] = ()
     flattened: bool = False
+    seconds: float = CALL_SECONDS
+    """Processor time after which the call is taken not to return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +113,9 @@ def _run(part: ProgramRankTask, mesh: DeviceMesh) -> tuple[Any, tuple[str, ...],
     call = part.call
     alone = call.alone if isinstance(call, CallWithFollowUp) else None
     if alone is None or not isinstance(call, CallWithFollowUp):
-        return _synchronised(lambda: call_results(part, mesh))
+        return _synchronised(lambda: call_results(part, mesh), part.seconds)
     tensors = inputs_as_dtensors(part, mesh)
-    outs, errors, trace = _synchronised(lambda: flat_results(alone(tensors)))
+    outs, errors, trace = _synchronised(lambda: flat_results(alone(tensors)), part.seconds)
     if any(errors):
         return outs, errors, trace
     return _synchronised(lambda: [*call.after(outs), *(tensors[leaf] for leaf in written_leaves(call))])
@@ -164,14 +166,14 @@ def _whole(out: object) -> object:
     return out.full_tensor().detach().cpu()
 
 
-def _synchronised(work: Callable[[], Any]) -> tuple[Any, tuple[str, ...], str]:
+def _synchronised(work: Callable[[], Any], seconds: float = CALL_SECONDS) -> tuple[Any, tuple[str, ...], str]:
     """Run the function on every rank and exchange the errors, so that no rank waits for one that raised.
 
     Returns the value, the message of each rank if one raised, and this rank's traceback.
     """
     value, error, trace = None, "", ""
     try:
-        with rule_limit(CALL_SECONDS).applied():
+        with rule_limit(seconds).applied():
             value = work()
     except DoesNotReturn as stuck:
         error = no_return_error(stuck)

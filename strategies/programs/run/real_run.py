@@ -36,7 +36,7 @@ from strategies.programs.run.rank_run import ProgramRankResult, ProgramRankTask
 from strategies.programs.run.step_functions import RINGS, local_inputs_of
 from strategies.programs.run.verdict import Confirmation, confirmation_of, raises
 from strategies.torch_api import rank_runs
-from strategies.torch_api.code_places import NO_RETURN
+from strategies.torch_api.code_places import NO_RETURN, no_return_place
 from strategies.torch_api.dtensor import registrations_restored
 from strategies.torch_api.mesh_and_caches import averages_as_sums, is_refusal_of_rules, world_mesh
 from strategies.torch_api.rank_runs import MeshTask, RankProcesses
@@ -45,6 +45,10 @@ from strategies.validation.probe import Case
 
 RulesModule = tuple[str, str]
 """The user's rules module, and its folder."""
+
+
+SECONDS_AFTER_SIMULATION = 2.0
+"""Processor time in seconds for a call from which simulated ranks have not returned either, in a longer time."""
 
 
 class ProgramRealRuns(RankProcesses):
@@ -81,7 +85,9 @@ class ProgramRealRuns(RankProcesses):
         """
         raising = " raises " in expected
         if raising:
-            self.close()
+            self.renew(len(parts))
+        if no_return_place(expected) is not None:
+            parts = [replace(part, seconds=SECONDS_AFTER_SIMULATION) for part in parts]
         fresh = self.fresh(len(parts))
         first = verdict(self.run(rank_run.run_pickled_task, parts))
         raised = bool(first.rank_results) and bool(first.refused or raises(first.wrong))
@@ -93,7 +99,7 @@ class ProgramRealRuns(RankProcesses):
             return first
         if first.refused.startswith(NO_RETURN):  # it has taken its time, and does not depend on other calls
             return first
-        self.close()
+        self.renew(len(parts))
         second = verdict(self.run(rank_run.run_pickled_task, parts))
         if second.wrong or second.refused or second.failed:
             return second

@@ -1,5 +1,6 @@
 """Real runs whose ranks do not return: how long they are waited for.  Runs in lockstep that share a mesh."""
 
+import os
 import time
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from localtensor.lockstep.values.rank_int import rank_int
 from localtensor.processes import Pool, idleness
 from strategies.torch_api import rank_runs
 from strategies.torch_api.mesh_and_caches import world_mesh
+from tests.strategies.base.test_worker_pool import alive
 
 
 def wait_for_the_other(sent: bytes) -> bytes:
@@ -61,6 +63,32 @@ def test_ranks_that_work_all_the_time_do_so_once(calls, monkeypatch):
     with rank_runs.RankProcesses("gloo", 2.0) as processes:
         outcomes = processes.run(work_for_ever, [0, 1])
     assert [type(one) for one in outcomes] == [Waiting, Waiting] and calls == [None]
+
+
+def pid_of_rank(part):
+    return str(os.getpid()).encode()
+
+
+def pids_of(processes, ranks=2):
+    return {int(outcome.value) for outcome in processes.run(pid_of_rank, [0] * ranks)}
+
+
+def test_processes_for_the_next_renewal_are_started_beside_a_call():
+    with rank_runs.RankProcesses() as processes:
+        first = pids_of(processes)
+        assert pids_of(processes) == first and not processes.fresh(2)
+        processes.renew(2)
+        assert processes.fresh(2)
+        begun = set(processes._next.pids)
+        second = pids_of(processes)
+        assert not processes.fresh(2) and len(begun) == 2 and not first & second
+        processes.renew(2)
+        assert pids_of(processes) == begun
+        left = set(processes._next.pids)
+        processes.renew(3)  # other ranks than were begun
+        assert len(pids_of(processes, 3)) == 3 and not alive(left)
+        left = {*processes._pool.pids, *processes._next.pids}
+    assert not alive(left)
 
 
 def test_a_number_that_differs_between_ranks_is_a_value_of_each():

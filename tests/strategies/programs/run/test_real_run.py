@@ -11,6 +11,7 @@ from localtensor._util.events import Died, Raised, Returned, Waiting
 from localtensor.errors import BadPlacement
 from strategies.model.oracle import run_oracle
 from strategies.model.rule import overload
+from strategies.programs.run import real_run
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.rank_run import ProgramRankResult
 from strategies.programs.run.real_run import (
@@ -22,6 +23,7 @@ from strategies.programs.run.real_run import (
 )
 from strategies.programs.run.verdict import program_rank_diagram, rank_diagram
 from strategies.torch_api import rank_runs
+from strategies.torch_api.rank_runs import CALL_SECONDS
 from strategies.validation.sources.dtensor import claims
 from tests.strategies import planted_ops
 from tests.strategies.cases import numbers, probe, rule, sample
@@ -155,6 +157,15 @@ def test_where_no_rank_raises_at_first_as_expected_an_equal_call_before_still_co
     real_runs.confirm(case_of(planted("remembered", X), "S(0) -> S(0)"))
     found = real_runs.confirm_program(on(planted("once", X), "S(0)"), expected="every rank raises ValueError")
     assert found.after_others and not found.refused
+
+
+@pytest.mark.parametrize("expected", ["", "no rank returns within 8 s of processor time from f (torch/x.py:3); the op"])
+def test_a_call_from_which_simulated_ranks_did_not_return_gets_less_time(real_runs, monkeypatch, expected):
+    sent = []
+    monkeypatch.setattr(real_runs, "run", lambda play, parts: sent.extend(part.seconds for part in parts) or [])
+    monkeypatch.setattr(real_run, "case_confirmation", lambda case, outcomes: Confirmation(""))
+    real_runs.confirm(case_of(sample("neg.default", X), "S(0) -> S(0)"), expected=expected)
+    assert sent == [real_run.SECONDS_AFTER_SIMULATION if expected else CALL_SECONDS] * 2
 
 
 def test_nothing_hangs(real_runs, monkeypatch):
