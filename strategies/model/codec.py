@@ -254,11 +254,13 @@ COMPARISON_FUNCTION = '''def differs(got, want, atol):
     if placements is not None:
         print(f"rank {rank} placements {placements}", flush=True)
     if isinstance(got, DTensor) and isinstance(want, torch.Tensor):
-        layout, apart = [Replicate() if p.is_partial() else p for p in placements], False
+        layout, apart = [Replicate() if p.is_partial() else p for p in placements], got.shape != want.shape
+        if apart:
+            print(f"rank {rank}: DTensor says shape {tuple(got.shape)}, right is {tuple(want.shape)}", flush=True)
         if all(type(p) is Replicate or (type(p) is Shard and p.dim < want.ndim) for p in layout):
             held, right = got.to_local(), distribute_tensor(want, got.device_mesh, layout, src_data_rank=None).to_local()
-            apart = held.shape != right.shape
-            if apart:
+            if held.shape != right.shape:
+                apart = True
                 print(f"rank {rank} holds shape {tuple(held.shape)}, its piece of {tuple(want.shape)} has {tuple(right.shape)}", flush=True)
         wrong_pieces = torch.tensor([float(apart)])
         dist.all_reduce(wrong_pieces)

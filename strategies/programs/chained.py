@@ -22,6 +22,7 @@ from strategies.programs import mesh_programs as redistributions
 from strategies.programs import mesh_validation
 from strategies.programs.chains import chain_programs, is_drawn, on_fresh_tensor, wrong_chains
 from strategies.programs.mesh_validation import Claimed, Found
+from strategies.programs.prior_calls import prior_call_programs
 from strategies.programs.public_api import drawing as public_api
 from strategies.programs.public_api.table import without_programs
 from strategies.programs.random_laws import wrong_program_candidate
@@ -299,12 +300,15 @@ def steps_left(tried: AbstractSet[str]) -> list[str]:
 
 
 def _key(candidate: Candidate) -> str:
-    """The name under which candidates are one: refusals by their error, writes through a view by the view and the layout of the base."""
+    """The name under which candidates are one: refusals by their error, prior calls by the op, writes through a view by the
+    view and the layout of the base."""
     program = candidate.program
     if program is not None and program.public_call:
         return public_api.fault_name(program, candidate.instance.evidence.reason)
     if candidate.instance.verdict is Verdict.REFUSED:
         return refusal_key(candidate)
+    if program is not None and program.then.startswith("again("):
+        return f"{program.sample.op} after a call with another argument"
     if program is not None and program.then in VIEW_STEPS:
         write, _, view = program.then.partition(" ")
         return str(program if write == "write," else replace(program, then=f"write to {view}"))
@@ -325,7 +329,10 @@ def _pairs(
         task.samples, mesh
     ):  # views are of no op in particular
         tried += view_programs(sample, mesh, task.seed)
-    chained = chain_programs(sample, [line[0] for line in _lines(sample, lines)], mesh, seed=task.seed, most=chains)
+    inputs = [line[0] for line in _lines(sample, lines)]
+    if number == min(n for n, one in enumerate(task.samples) if dtype_class(one) == dtype_class(sample)):
+        tried += prior_call_programs(sample, inputs, mesh, task.seed)
+    chained = chain_programs(sample, inputs, mesh, seed=task.seed, most=chains)
     # An op with a handler is tried so by itself.
     moves = (
         most == MAX_PROGRAMS and dtype_class(sample) in REDISTRIBUTED and not special_dispatch_reason(overload(task.op))

@@ -52,9 +52,9 @@ COUNTS = (2, 3, 4, 1)
 SMALL = 64
 """How many times the largest number of a cast sample fits into float16: parts of a sum are larger than their total."""
 NO_STRING = "no such choice"
-_SKIPPED = frozenset({"pin_memory", "non_blocking", "generator", "layout", "device", "check_errors", "use_gpu"})
+KEPT_ARGUMENTS = frozenset({"pin_memory", "non_blocking", "generator", "layout", "device", "check_errors", "use_gpu"})
 """Arguments that change where a result is or how it is computed, and not which."""
-_FIXED = {
+FIXED_VALUES = {
     "float": (0.5, 2.0), "number": (0.5, 2), "int": (1, 2, 0), "bool": (True, False),
     "ScalarType": (torch.float32, torch.float64, torch.int64),
     "MemoryFormat": (torch.channels_last, torch.contiguous_format),
@@ -126,7 +126,7 @@ def _choices(sample: Sample) -> Iterator[Choice]:
     trusting = trusts_caller(sample.op)
     for a, schema in zip(schema_arguments(sample.op), overload(sample.op)._schema.arguments, strict=True):
         kind = argument_kind(schema)
-        if a.name in _SKIPPED or schema.is_out:
+        if a.name in KEPT_ARGUMENTS or schema.is_out:
             continue
         if kind == "str":
             yield from ((a.name, repr(word)) for word in strings_of(sample, a.name))
@@ -134,7 +134,7 @@ def _choices(sample: Sample) -> Iterator[Choice]:
             continue
         elif kind == "bool" and not a.optional:
             yield from ((a.name, repr(flag)) for flag in (True, False))
-        if a.optional and not trusting and (kind == "Tensor" or kind in _FIXED):
+        if a.optional and not trusting and (kind == "Tensor" or kind in FIXED_VALUES):
             yield a.name, "None"
             yield a.name, "given"
 
@@ -176,7 +176,7 @@ def _values(sample: Sample, name: str, text: str) -> Iterable[Any]:
         return [{"None": None, "True": True, "False": False}.get(text, text.strip("'\""))]
     schema = next(a for a in overload(sample.op)._schema.arguments if a.name == name)
     kind = argument_kind(schema)
-    return _FIXED[kind] if kind in _FIXED else _tensors(sample)
+    return FIXED_VALUES[kind] if kind in FIXED_VALUES else _tensors(sample)
 
 
 def _tensors(sample: Sample) -> Iterator[Tensor]:

@@ -145,15 +145,20 @@ def placement_text(out: object) -> str:
 
 def _check_shapes(outs: Sequence[Any]) -> None:
     for out in outs:
-        if isinstance(out, DTensor) and all(map(is_standard, out.placements)):
-            try:
-                want = local_shapes_on(out.shape, out.placements, tuple(out.device_mesh.shape))[dist.get_rank()]
-            except NoSuchDim as problem:
-                raise WrongPieceShape(str(problem)) from None
-            got = tuple(out.to_local().shape)
-            if got != want:
-                text = placement_text(out)
-                raise WrongPieceShape(f"its piece has shape {got}, {text} of {tuple(out.shape)} is {want}")
+        if isinstance(out, DTensor) and (wrong := misfit(out, tuple(out.to_local().shape), dist.get_rank())):
+            raise wrong
+
+
+def misfit(out: DTensor, got: tuple[int, ...], rank: int) -> WrongPieceShape | None:
+    """The error for a rank's piece of that shape, where the shape and the placement of the DTensor ask for another one."""
+    if not all(map(is_standard, out.placements)):
+        return None
+    try:
+        want = local_shapes_on(out.shape, out.placements, tuple(out.device_mesh.shape))[rank]
+    except NoSuchDim as problem:
+        return WrongPieceShape(str(problem))
+    text = f"its piece has shape {got}, {placement_text(out)} of {tuple(out.shape)} is {want}"
+    return WrongPieceShape(text) if got != want else None
 
 
 def _local(out: object) -> object:

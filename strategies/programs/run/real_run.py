@@ -274,13 +274,19 @@ def _lockstep_results(parts: Sequence[ProgramRankTask], mesh: DeviceMesh) -> lis
         return [ProgramRankResult("op", (error_in_one_line(error),) * len(parts))] * len(parts)
     by_rank = functools.partial(rank_runs.values_by_rank, ranks=len(parts))
     local = [by_rank(out.to_local() if isinstance(out, DTensor) else out) for out in outs]
-    whole = [by_rank(out.full_tensor() if isinstance(out, DTensor) else out) for out in outs]
-    placements = tuple(map(rank_run.placement_text, outs))
+    placed = [(out, pieces) for out, pieces in zip(outs, local, strict=True) if isinstance(out, DTensor)]
+    misfits = [
+        next((wrong for out, p in placed if (wrong := rank_run.misfit(out, tuple(p[rank].shape), rank))), None)
+        for rank in range(len(parts))
+    ]
+    errors = tuple(error_in_one_line(wrong) if wrong else "" for wrong in misfits) if any(misfits) else ()
+    # Where pieces do not fit the shape that DTensor says, they may make the right tensor all the same.
+    whole = [] if errors else [by_rank(out.full_tensor() if isinstance(out, DTensor) else out) for out in outs]
     return [
         ProgramRankResult(
-            "",
-            (),
-            placements,
+            "full_tensor" if errors else "",
+            errors,
+            tuple(map(rank_run.placement_text, outs)),
             tuple(tuple(p[rank].shape) if isinstance(p[rank], Tensor) else None for p in local),
             tuple(p[rank] for p in local),
             tuple(w[rank] for w in whole),

@@ -32,6 +32,12 @@ VARIED = [
 ]  # fmt: skip
 
 
+def test_a_shape_that_the_pieces_do_not_have_is_wrong_though_they_make_the_right_tensor():
+    [found] = run_simulated_programs([on(planted("shorter", X), "S(0)")])
+    assert found.refused.startswith("WrongPieceShape: its piece has shape (3, 2), S(0) of (5, 6) is (3, 6)")
+    assert not found.rank_results[0].whole
+
+
 def work(program):
     return mesh_task_of(program, oracle_of_program(program), program_tasks(program, "cpu"))
 
