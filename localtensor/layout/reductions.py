@@ -272,14 +272,14 @@ def is_unambiguous(kind: str, dtype: torch.dtype) -> bool:
 
 
 def is_arithmetic(kind: str, dtype: torch.dtype) -> bool:
-    """Whether a partial value is one to compute with: `is_reducible`, no sum or product of booleans, no complex product.
+    """Whether a partial value is one to compute with: `is_unambiguous`, no sum or product of booleans, no complex product.
 
     True + True is True: a sum of booleans is their "or", and twice it is no sum of twice the parts.  No backend multiplies
-    complex numbers.
+    complex numbers.  DTensor cannot gather an average of integers over gloo: the division gives floats.
     """
     if dtype == torch.bool or (dtype.is_complex and kind == "product"):
         return kind in ("min", "max")
-    return is_reducible(kind, dtype)
+    return is_unambiguous(kind, dtype)
 
 
 def fold_partials(held: Tensor, kind: str) -> Tensor:

@@ -32,6 +32,7 @@ from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.step_functions import RINGS
 from strategies.programs.run.verdict import Confirmation
 from strategies.torch_api.dtensor import registry_of, special_dispatch_reason
+from strategies.validation.difference import not_gathered
 from strategies.validation.finding import OverloadTask, TaskResult, keep_smallest
 from strategies.validation.overload import KEPT_CANDIDATES, Note, Recorder
 from strategies.validation.probe import check_claims
@@ -157,10 +158,11 @@ def oracle_and_claims(sample: Sample, mesh: tuple[int, ...], seed: int) -> tuple
     except REJECTIONS as error:
         return error_in_one_line(error, 90)
     try:
-        return truth, {size: claims(sample, size, truth.raw) for size in sorted(set(mesh))}
+        every = {size: claims(sample, size, truth.raw) for size in sorted(set(mesh))}
     # DTensor's own rule raises these where it has no line.
     except (*REJECTIONS, AttributeError, ArithmeticError) as error:
         return error_in_one_line(error, 90)
+    return truth, {size: [c for c in found if not not_gathered(c.rule, truth.inputs)] for size, found in every.items()}
 
 
 def not_unsound(sample: Sample, truth: OracleResult, claimed: Claimed, seed: int) -> Claimed:

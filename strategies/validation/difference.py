@@ -17,6 +17,7 @@ from localtensor.layout import (
     fold_partials,
     is_arithmetic,
     is_inexact,
+    is_reducible,
     max_abs,
     noise_factor,
     shard_cut,
@@ -28,6 +29,8 @@ from strategies.model.oracle import equal_within
 from strategies.model.rule import Rule
 
 Shapes = list[tuple[int, ...]]
+NARROW = (torch.uint8, torch.int8, torch.int16, torch.int32)
+"""Integers of a range that parts of a value may leave."""
 ADDED_KINDS = ("sum", "avg")
 """Reductions whose parts are split with rounding; factors are powers of two, and an extreme is one of the parts."""
 SPLIT_ULPS = 32.0
@@ -167,6 +170,28 @@ def non_arithmetic_partial(rule: Rule, inputs: Sequence[Any], outputs: Sequence[
     given = [(p, x) for p, x in given if p == Partial("product")]
     every = ((p, x) for p, x in [*taken, *given] if isinstance(p, Partial) and not is_arithmetic(p.reduce_op, x.dtype))
     return next((f"{short(p)} of {x.dtype}" for p, x in every), "")
+
+
+def not_gathered(rule: Rule, inputs: Sequence[Tensor], *, by_dtensor: bool = True) -> str:
+    """The first partial input that cannot be gathered, such as `P(avg)` of integers by DTensor; empty if there is none.
+
+    A sum of booleans is made by ops, and is gathered as their "or".
+    """
+    partial = ((p, x) for p, x in zip(rule.inputs, inputs, strict=True) if isinstance(p, Partial))
+    can_be = ((p, x, is_arithmetic if by_dtensor and x.dtype != torch.bool else is_reducible) for p, x in partial)
+    return next((short(p) for p, x, known in can_be if not known(p.reduce_op, x.dtype)), "")
+
+
+def widened(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of the tensors, small integers as int64."""
+    return [x.to(torch.int64, copy=True) if x.dtype in NARROW else x.clone() for x in tensors]
+
+
+def wraps(local: Sequence[Sequence[Any]], wide: Sequence[Sequence[Any]]) -> bool:
+    """Whether a result of small integers is another number than that which int64 gives; both by rank."""
+    pairs = ((a, b) for one, two in zip(local, wide, strict=True) for a, b in zip(one, two, strict=True))
+    small = ((a, b) for a, b in pairs if isinstance(a, Tensor) and a.dtype in NARROW)
+    return any(a.shape == b.shape and bool((a != b).any()) for a, b in small)
 
 
 def concatenated_shapes(held: Sequence[Any], want: Tensor, placement: Placement) -> Shapes | None:

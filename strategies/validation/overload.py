@@ -276,7 +276,10 @@ def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> d
         if not (claimed or about.failures):
             result.skipped[f"{recorder.source.title} claims nothing about this call"] += 1
         here = recorder.on_mesh(variants, own, i, meshes)
-        for instance in check_claims(sample, truth, ranks, claimed, seed=task.seed, variants=here):
+        by_dtensor = recorder.source.varied
+        for instance in check_claims(
+            sample, truth, ranks, claimed, seed=task.seed, variants=here, by_dtensor=by_dtensor
+        ):
             record_instance(result, instance, number)
         if task.search:
             seen[ranks] = found = search_placements(sample, truth, ranks, claimed, task.seed)

@@ -37,6 +37,7 @@ from strategies.model.kernels import REJECTIONS, run_call
 from strategies.model.rule import SEARCHED_KINDS, Call, Claim, LocalRun, Rule, Sample, written_leaves
 from strategies.model.verdict import UNDEFINED, Evidence, Instance, Verdict
 from strategies.validation.difference import (
+    NARROW,
     ElementDifference,
     ResultDifference,
     Shapes,
@@ -48,12 +49,15 @@ from strategies.validation.difference import (
     moves_as_much,
     near,
     non_arithmetic_partial,
+    not_gathered,
     nudged,
     number_difference,
     raised_text,
     shape_difference,
     singular_slack,
     tensor_text,
+    widened,
+    wraps,
 )
 
 DRAWS = 2
@@ -199,22 +203,16 @@ class Probe:
 
     def _wraps(self, claim: Claim, draw: int, local: LocalResults) -> bool:
         """Whether parts of small integers leave their dtype's range, in their sum or in a result: int64 gives others."""
-        inputs, narrow = claim.rule.inputs, (torch.uint8, torch.int8, torch.int16, torch.int32)
+        inputs, whole = claim.rule.inputs, self.truth.inputs
         split = [i for i, p in enumerate(inputs) if isinstance(p, Partial)]
-        if isinstance(local, str) or not split or not any(x.dtype in narrow for x in self.truth.inputs):
+        if isinstance(local, str) or not split or not any(x.dtype in NARROW for x in whole):
             return False
-        columns = [
-            [x.to(torch.int64, copy=True) if x.dtype in narrow else x.clone() for x in self.held(i, p, draw)]
-            for i, p in enumerate(inputs)
-        ]
-        for i in split:
-            kind, x = getattr(inputs[i], "reduce_op", ""), self.truth.inputs[i]
-            if x.dtype in narrow and bool((fold_partials(torch.stack(columns[i]), kind) != x).any()):
-                return True
+        columns = [widened(self.held(i, p, draw)) for i, p in enumerate(inputs)]
+        sums = [(whole[i], fold_partials(torch.stack(columns[i]), inputs[i].reduce_op)) for i in split]  # type: ignore[union-attr]
+        if any(x.dtype in NARROW and bool((total != x).any()) for x, total in sums):
+            return True
         again = self._on(columns, claim.run or claim.local, self.ranks, fresh=True)
-        pairs = [] if isinstance(again, str) else zip(local, again, strict=True)
-        flat = [(a, b) for one, two in pairs for a, b in zip(one, two, strict=True) if isinstance(a, Tensor)]
-        return any(a.dtype in narrow and a.shape == b.shape and bool((a != b).any()) for a, b in flat)
+        return not isinstance(again, str) and wraps(local, again)
 
     def _rounds(self, claim: Claim, draw: int, local: LocalResults, found: ResultDifference | None) -> bool:
         """Whether ranks that add up parts themselves differ by rounding: parts moved by one ulp change the results as much."""
@@ -360,18 +358,20 @@ def check_claims(
     *,
     seed: int,
     variants: Mapping[str, oracle.OracleResult] | None = None,
+    by_dtensor: bool = False,
 ) -> list[Instance]:
     """The verdict on every claim about one sample.
 
     `variants` are other values for it, by name, each with its oracle (see `strategies.inputs.variants.all_variants`).
-    Claims that only DTensor's own dispatch can judge are SUSPECT, with the reason.
+    Claims that only DTensor's own dispatch can judge are SUSPECT, with the reason.  With `by_dtensor`, those of values that DTensor cannot
+    gather are UNTESTABLE.
     """
     probes = [Probe(sample, truth, ranks, seed=seed)]
     probes += [Probe(sample, values, ranks, seed=seed, variant=name) for name, values in (variants or {}).items()]
-    return [_instance(probes, claim) for claim in claims]
+    return [_instance(probes, claim, by_dtensor) for claim in claims]
 
 
-def _instance(probes: Sequence[Probe], claim: Claim) -> Instance:
+def _instance(probes: Sequence[Probe], claim: Claim, by_dtensor: bool) -> Instance:
     first = probes[0]
 
     def made(verdict: Verdict, evidence: Evidence) -> Instance:
@@ -379,15 +379,13 @@ def _instance(probes: Sequence[Probe], claim: Claim) -> Instance:
 
     if claim.whole:
         return made(Verdict.SUSPECT, Evidence(claim.whole))
-    partial = [(p, t) for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if isinstance(p, Partial)]
-    unclear = [short(p) for p, t in partial if not is_reducible(p.reduce_op, t.dtype)]
-    if unclear:
-        return made(Verdict.UNTESTABLE, Evidence(f"{unclear[0]} means nothing for this dtype"))
-    nowhere = [p for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if p and not has_dim(p, t)]
-    if nowhere:
+    partial = any(isinstance(p, Partial) for p in claim.rule.inputs)
+    if unclear := not_gathered(claim.rule, first.truth.inputs, by_dtensor=by_dtensor):
+        return made(Verdict.UNTESTABLE, Evidence(f"{unclear} means nothing for this dtype"))
+    if nowhere := [p for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if p and not has_dim(p, t)]:
         return made(Verdict.UNTESTABLE, Evidence(f"{short(nowhere[0])} of a tensor that has no such dim"))
     for probe in probes:
-        if not probe.kind.asks(bool(partial)):
+        if not probe.kind.asks(partial):
             continue
         evidence = probe.judge(claim)
         if evidence:

@@ -20,6 +20,7 @@ from strategies.programs.run.law_steps import LAWS
 from strategies.programs.run.step_functions import RINGS
 
 FINE_UNITS, COARSE_UNITS = 64.0, 2.0
+UNLIKE = (1.0, 1.5, 2.0)
 """How far inputs are moved, in units of precision at their largest element; less where a unit is large (half)."""
 
 
@@ -108,9 +109,14 @@ def _with_coarse_dtype(slack: Tensor | None, want: object, eps: float) -> Tensor
 
 
 def _shaken(inputs: Sequence[Tensor], seed: int, least: float) -> list[list[Tensor]]:
-    """The inputs moved to either side, in proportion to their largest element and `least`, not to each element."""
+    """The inputs moved to either side, in proportion to their largest element and `least`, not to each element.
+
+    Neighbours move by unlike amounts: equal elements of two inputs are equal no more, in whatever directions they move.
+    """
     rng = torch.Generator().manual_seed(zlib.crc32(f"shake {seed}".encode()))
-    away = [_steps(x, rng, least) for x in inputs]
+    away = [
+        step if step is None else step * UNLIKE[i % 3] for i, x in enumerate(inputs) for step in [_steps(x, rng, least)]
+    ]
     if all(step is None for step in away):
         return []
     both = list(zip(inputs, away, strict=True))

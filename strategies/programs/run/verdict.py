@@ -171,6 +171,10 @@ def confirmation_of(
     return _raised(failed, results) if failed else _compared(truth, results, claimed, coarse)
 
 
+UNMOVED = "Invalid scalar type"
+"""What gloo says of a dtype that it cannot send, such as float8 (torch 2.13, ProcessGroupGloo.cpp)."""
+
+
 def _raised(failed: ProgramRankResult, results: tuple[ProgramRankResult, ...]) -> Confirmation:
     who = [rank for rank, error in enumerate(failed.errors) if error]
     error = failed.errors[who[0]]
@@ -178,6 +182,8 @@ def _raised(failed: ProgramRankResult, results: tuple[ProgramRankResult, ...]) -
         names = ", ".join(map(str, who))
         wrong = f"rank {names} raises {error}; its peers go on and wait for it at the next collective"
         return Confirmation(wrong, rank_results=results)
+    if UNMOVED in error:
+        return Confirmation("", f"gloo does not move this dtype, whatever the rule: {error}", rank_results=results)
     where = "DTensor refuses this call" if failed.failed == "op" else NOT_ASSEMBLED
     return Confirmation("", f"{where} on every rank: {error}", rank_results=results, refused=error)
 

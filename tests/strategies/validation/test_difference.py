@@ -3,7 +3,7 @@ import torch
 
 from localtensor.layout import parse
 from strategies.model.rule import Rule
-from strategies.validation.difference import non_arithmetic_partial, tensor_text
+from strategies.validation.difference import non_arithmetic_partial, not_gathered, tensor_text
 
 
 @pytest.mark.parametrize(("value", "shown"), [
@@ -32,3 +32,15 @@ def test_a_tensor_whose_memory_was_freed_is_shown_too():
 def test_a_partial_value_that_is_not_to_be_computed_with_is_named(inputs, outputs, dtype, said):
     x = torch.ones(2, dtype=dtype)
     assert non_arithmetic_partial(Rule("aten.neg.default", (parse(inputs),), (parse(outputs),)), [x], [x]) == said
+
+
+@pytest.mark.parametrize(("placement", "dtype", "said"), [
+    ("P(avg)", torch.int64, "P(avg)"), ("P(product)", torch.complex64, "P(product)"), ("P(max)", torch.complex64, "P(max)"),
+    ("P(avg)", torch.bool, "P(avg)"), ("P(sum)", torch.bool, ""), ("P(avg)", torch.float32, ""), ("P(sum)", torch.int64, ""),
+    ("S(0)", torch.int64, ""),
+])  # fmt: skip
+def test_a_partial_input_that_dtensor_cannot_gather_is_named(placement, dtype, said):
+    placed = parse("R"), parse(placement)
+    assert (
+        not_gathered(Rule("aten.add.Tensor", placed, (placed[0],)), [torch.ones(2), torch.ones(2, dtype=dtype)]) == said
+    )

@@ -365,7 +365,7 @@ def test_rules_of_a_module_and_searches_are_tried_on_all_meshes():
 def test_of_many_samples_later_values_are_tried_on_one_mesh_after_another(monkeypatch):
     asked = Counter()
 
-    def check(one, truth, ranks, claims, *, seed, variants):
+    def check(one, truth, ranks, claims, *, seed, variants, by_dtensor):
         asked.update((name, ranks) for name in variants)
         return []
 
