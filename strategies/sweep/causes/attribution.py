@@ -39,6 +39,7 @@ from strategies.model.rule import PUBLIC, Program, overload
 from strategies.programs.public_api.table import public_object, step_name
 from strategies.programs.run.follow_ups import GRADS, VIEW_STEPS, steps_of
 from strategies.programs.run.program_oracle import oracle_of_program
+from strategies.programs.run.rank_run import WrongPieceShape
 from strategies.programs.run.real_run import case_tasks, mesh_task_of, program_tasks
 from strategies.programs.run.verdict import Confirmation, raises
 from strategies.programs.shrink.search import failure_kind, program_of
@@ -76,6 +77,7 @@ STAYS = "the call stays in it, as its stack shows"
 OF_COPY = "DTensor redistributes the base first: the view is one of a copy"
 FORMULA = "the plain tensor is made by a derivative formula of autograd, which is native code"
 BEFORE_RULES = "the call is refused before DTensor looks for a rule"
+ALIASES = ("aten.alias.default", "aten.detach.default")
 RULE, REDISTRIBUTION, DISPATCHER, UNKNOWN = "rule", "redistribution", "dispatcher", "unknown"
 PUBLIC_CALL = "public call"
 OWN_OPS = "public_calls."
@@ -179,6 +181,8 @@ def fault_of(found: Confirmation) -> str:
     """What is wrong with a run, or "": a wrong result, an error on some rank, or on every rank."""
     if found.wrong:
         return found.wrong
+    if found.refused.startswith(f"{WrongPieceShape.__name__}: "):  # found by us: torch raises nothing
+        return f"DTensor's result does not fit its own placement: {found.refused.partition(': ')[2]}"
     return found.note if any(result.errors for result in found.rank_results) else ""
 
 
@@ -277,7 +281,11 @@ class Attributor:
                 outer.setdefault(step.op, []).append(step)
         # What makes a sum of booleans is wrong, although each op that reads it is right once it runs on whole tensors.
         tries = [(op, False) for op, calls in outer.items() if any(step.sums_bools for step in calls)]
-        tries += [(op, keep) for keep in (True, False) for op in outer]
+        tries += [(op, True) for op in outer]
+        # As replicas, the results of any op before the one at fault would cure it, too.  Of wrong values the last one counts, which
+        # no later op would cure; an error may show where a later op reads what an earlier one made.  Aliases are seldom at fault.
+        late = reversed(outer) if self._first is not None and fault_class(self._first[1]) == VALUES else iter(outer)
+        tries += [(op, False) for op in sorted(late, key=lambda op: op in ALIASES)]
         for op, keep in tries:
             if self.cures(*around, _op_replaced(op, keep=keep)):
                 return self._part(max(outer[op], key=_spread), around, keep=keep)

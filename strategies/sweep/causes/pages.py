@@ -35,7 +35,8 @@ def _page(number: int, cause: CauseRecord) -> str:
     lines = [
         f"{number}. {cause.name}",
         f"   {cause.severity}; {cause.where}; {cause.versions_text}",
-        f"   affects {len(cause.findings)} findings, of {', '.join(cause.ops[:6])}{more}",
+        f"   affects {len(cause.findings)} finding{'s' * (len(cause.findings) != 1)}"
+        + (f", of {', '.join(cause.ops[:6])}{more}" if cause.ops and cause.kind != "public call" else ""),
     ]
     if not cause.script:
         lines.append("   there is no script: no simulated run of its cases shows the fault alone")

@@ -92,12 +92,15 @@ def start():
         port = str(free.getsockname()[1])
     env = {{**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(RANKS)}}
     ranks = [subprocess.Popen([sys.executable, __file__], env={{**env, "RANK": str(r)}}) for r in range(RANKS)]
-    while None in [p.poll() for p in ranks] and not any(p.poll() for p in ranks):
+    end = time.time() + 120
+    while None in [p.poll() for p in ranks] and not any(p.poll() for p in ranks) and time.time() < end:
         time.sleep(0.05)
-    codes = [p.poll() for p in ranks]
+    codes = {{p.poll() for p in ranks}}
     for p in ranks:
         p.kill()
-    sys.exit(next((code for code in codes if code), 0))
+    if codes == {{None}} or codes == {{None, 0}}:
+        print("hangs: ranks still wait after 120 s", flush=True)
+    sys.exit(0 if codes == {{0}} else 2 if 2 in codes and 1 not in codes else 1)  # a rank that dies is a fault, too
 
 
 if __name__ == "__main__":
@@ -140,7 +143,9 @@ def scripts_of(case: Case, title: str, about: str, name: str) -> Iterator[Script
         truth = oracle_of_program(program)
         plain = not mutates(program.sample.op)
         for spelling in dict.fromkeys((spelled(program.sample), raw_spelling(program.sample.call))):
-            bodies: list[tuple[list[str], list[str]]] = []
+            bodies: list[
+                tuple[list[str], list[str]]
+            ] = []  # the lines, and the functions, of which the last two are the program
             if program.then in GRADS and plain and _has_plain_gradient(program, spelling):
                 bodies.append((_gradient(program, spelling), []))
             elif not program.then and len(truth.outputs) == 1 and plain:
@@ -149,7 +154,8 @@ def scripts_of(case: Case, title: str, about: str, name: str) -> Iterator[Script
             bodies.append(_general(program, spelling, tolerances_code(truth)))
             for lines, helpers in bodies:
                 shown = "\n".join([_mesh(program), *inputs, *lines])
-                yield ScriptRun(_text(case, title, about, name, shown, helpers), shown, "", "", spelling)
+                told = "\n".join([*helpers[-2:], shown])
+                yield ScriptRun(_text(case, title, about, name, shown, helpers), told, "", "", spelling)
 
 
 def _text(case: Case, title: str, about: str, name: str, shown: str, helpers: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from strategies.model.rule import PUBLIC, Call, Leaf, Program, Rule, Sample
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs.public_api.drawing import draw_public_programs
 from strategies.programs.public_api.table import public_steps
+from strategies.sweep.causes import attribution as attribution_module
 from strategies.sweep.causes.attribution import (
     BASE_REPLICATED,
     BEFORE_RULES,
@@ -189,6 +190,28 @@ def test_a_finding_that_was_confirmed_with_another_class_of_fault_has_the_cause_
     if alike.kind != RULE:
         pytest.skip("this torch is right")
     assert (unlike.kind, unlike.place, unlike.fix) == (alike.kind, alike.place, REPLICAS)
+
+
+@pytest.mark.parametrize(("reason", "cause"), [
+    ("rank 0: differs at [0]: got 1, expected 2", "aten._to_copy.default"), ("rank 1 raises ValueError: no", "aten.view.default"),
+])  # fmt: skip
+def test_of_ops_whose_replicas_cure_wrong_values_the_last_one_is_the_cause_and_of_errors_the_first(
+    monkeypatch, reason, cause
+):
+    """Replicas in place of the results of any op before it make those of the op at fault right, too."""
+    names = (
+        "aten.alias.default",
+        "aten.view.default",
+        "aten._to_copy.default",
+        "aten.detach.default",
+        "aten.sum.default",
+    )
+    monkeypatch.setattr(attribution_module, "_op_replaced", lambda op, keep: (op, keep))
+    monkeypatch.setattr(Attributor, "cures", lambda self, *to: to[-1][0] in names[:4] and not to[-1][1])
+    monkeypatch.setattr(Attributor, "_part", lambda self, step, around, keep: step.op)
+    one = Attributor(None, judged=False)
+    one._first = (None, reason)
+    assert one._op([counterfactuals.OpStep(op, "strategy", None) for op in names]) == cause
 
 
 def test_a_finding_that_no_simulated_run_shows_says_so():
