@@ -86,9 +86,8 @@ class ThreadState:
                 if (mine := Autocast.of(one.device)) != one:
                     stack.callback(mine.put)
                     one.put()
-            if (
-                self.inference != torch.is_inference_mode_enabled()
-            ):  # it lets autograd start threads, also where it is not on
+            # Entered where it changes nothing, it would still let autograd start threads.
+            if self.inference != torch.is_inference_mode_enabled():
                 stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.gradients))
             if self.saved_tensors is not None:

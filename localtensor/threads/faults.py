@@ -123,6 +123,10 @@ def _lists(value: object) -> list[list[Any]]:
     return [list(one) if isinstance(one, Collection) else [None] for one in value] if right else [[None]]  # type: ignore[attr-defined]
 
 
+class FaultMissed(UserWarning):
+    """A fault that was asked for has not come about: the program made fewer calls than its number."""
+
+
 class FaultsOfRun:
     """The faults of one start of a program, and what they have done so far."""
 
@@ -135,12 +139,24 @@ class FaultsOfRun:
         self._apart = False
         self._calls = [0] * simulation.ranks
         self._sent: dict[tuple[int, int | None], int] = {}
-        self._drop = set(map(tuple, faults.drop))
+        self._drop = {(sender, receiver, number) for sender, receiver, number in faults.drop}
 
     @property
     def happened(self) -> bool:
         """Whether what is left undone may be the work of a fault."""
         return self._apart or bool(self.dead) or bool(self._drop)
+
+    def missed(self) -> list[str]:
+        """What has not come about in a run that has ended: a test with it has not seen the fault."""
+        alive = {rank: call for rank, call in self._kill.items() if rank not in self.dead}
+        found = [f"kill: rank {rank} made {self._calls[rank]} calls, not {call}" for rank, call in alive.items()]
+        late = [one for one in self._drop if one[2] > self._sent.get(one[:2], 0)]
+        found += [
+            f"drop: rank {a} sent {self._sent.get((a, b), 0)} messages to rank {b}, not {n}" for a, b, n in sorted(late)
+        ]
+        if self._part and not self._apart:
+            found.append(f"split: no rank made {self._faults.split_at} calls")
+        return found
 
     def begin(self, part: Contribution) -> None:
         """A rank is about to make this call: it may die of it, or be late."""

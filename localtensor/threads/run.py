@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from localtensor.errors.runs import DAY
 from localtensor.threads import dist_patches, rank_world
 from localtensor.threads.cores import threads_per_op
 from localtensor.threads.diagnosis import RankEnd
-from localtensor.threads.faults import Faults, FaultsOfRun
+from localtensor.threads.faults import FaultMissed, Faults, FaultsOfRun
 from localtensor.threads.helper_threads import helper_threads
 from localtensor.threads.isolation.isolate import Isolation, ranks_isolated
 from localtensor.threads.isolation.modules import in_world
@@ -141,6 +142,10 @@ def _result(
         if isinstance(simulation.verdict, ProgramFault):
             simulation.verdict.log, simulation.verdict.replay = calls, _replay_text(text, faults)
         raise simulation.verdict
+    if faults is not None and (missed := simulation.faults.missed()):
+        warnings.warn(
+            FaultMissed(f"the run ended without a fault that was asked for: {'; '.join(missed)}"), stacklevel=4
+        )
     values = tuple(simulation.ended[rank].value for rank in range(simulation.ranks))
     return ThreadRun(values, calls, text, _groups_left(left))
 

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 
 import localtensor as lt
 from localtensor.errors import BadFaults, CollectiveTimeout, Deadlock, PeerLost, RankRaised
-from localtensor.threads.faults import faults_from_text
+from localtensor.threads.faults import FaultMissed, faults_from_text
 
 CLOSED = "Connection closed by peer"
 
@@ -172,7 +173,8 @@ def test_the_number_of_a_message_says_which_one_is_lost():
         return got
 
     assert lt.run(program, ranks=2, faults=lt.Faults(drop=[(0, 1, 3)]))[1] == [0.0, 1.0]
-    assert lt.run(program, ranks=2, faults=lt.Faults(drop=[(1, 0, 3)]))[1] == [0.0, 1.0, 2.0]
+    with pytest.warns(FaultMissed, match="rank 1 sent 0 messages to rank 0, not 3"):
+        assert lt.run(program, ranks=2, faults=lt.Faults(drop=[(1, 0, 3)]))[1] == [0.0, 1.0, 2.0]
 
     def waits():
         dist.send(torch.ones(1), 1) if dist.get_rank() == 0 else dist.recv(torch.ones(1), 0)
@@ -249,3 +251,19 @@ def test_a_text_that_is_nested_too_deep_is_refused_in_few_words(text):
     with pytest.raises(BadFaults) as caught:
         faults_from_text(text)
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(("faults", "said"), [
+    ({"kill": {1: 9}}, "kill: rank 1 made 1 calls, not 9"), ({"drop": [(0, 1, 2)]}, "drop: rank 0 sent 0 messages to rank 1, not 2"),
+    ({"split": [(0,), (1,)], "split_at": 5}, "split: no rank made 5 calls"),
+])  # fmt: skip
+def test_a_fault_that_never_comes_is_a_warning(faults, said):
+    with pytest.warns(FaultMissed) as warned:
+        lt.run(dist.barrier, ranks=2, faults=lt.Faults(**faults))
+    assert said in str(warned[0].message)
+
+
+def test_a_fault_that_comes_is_none():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert lt.run(sums_until_a_peer_is_lost, ranks=3, faults=lt.Faults(kill={2: 3}))[2] is None
