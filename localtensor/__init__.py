@@ -13,6 +13,6 @@ Each name is imported on first use, so that `import localtensor` is quick.
 
 from localtensor._util import lazy as _lazy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__, __all__ = _lazy.exports(__name__, __file__)
