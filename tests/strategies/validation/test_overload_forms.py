@@ -23,7 +23,7 @@ def tried(monkeypatch):
     """Each call that is judged, in order, and the names of its other values."""
     asked = []
 
-    def noted(one, truth, ranks, claimed, *, seed, variants):
+    def noted(one, truth, ranks, claimed, *, seed, variants, by_dtensor):
         asked.append((one, tuple(variants)))
         return []
 
