@@ -30,7 +30,7 @@ _READ_BY_HOST = frozenset({"scalars", "philox_seed", "philox_offset"})
 MOST_WAITING, MOST_BYTES = 512, 64 << 20
 """Calls, and bytes of their results, that wait on the device for their way home."""
 
-_BAD_VALUES = re.compile(r"out of (range|bounds)|between 0 and 1|>= ?0|probabilit", re.IGNORECASE)
+_BAD_VALUES = re.compile(r"out of (range|bounds)|between 0 and 1|>= ?0|probability|probabilities", re.IGNORECASE)
 """Words of what the host's kernels say of an index or a probability, which a GPU's kernels assert.  Tried on torch 2.11 and 2.13."""
 
 Outcome = tuple[Any, list[Any]]
