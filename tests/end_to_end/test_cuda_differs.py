@@ -54,7 +54,10 @@ def test_a_rule_that_is_wrong_on_cuda_and_that_the_cpu_could_not_try_comes_last(
     found, both = differing([task() | {"suspects": {other: []}}], cuda)
     assert both == 1
     assert [(one.rule, one.cpu.verdict) for one in found] == [(other, "wrong"), (NAME, UNTRIED)]
-    monkeypatch.setattr("tests.tools.cuda.differs._confirmations", lambda todo, *_: iter([(NAME, Word("cleared"))]))
+    monkeypatch.setattr(
+        "tests.tools.cuda.differs._confirmations",
+        lambda todo, device, *_: iter([(NAME, Word("cleared"))] * (device == "cuda")),
+    )
     left = confirmed(found, {"cuda": cuda, "cpu": []}, {"cuda": "gloo", "cpu": "gloo"}, until=0.0)
     assert [one.rule for one in left] == [other], "right on real processes, and not tried elsewhere"
 

@@ -20,8 +20,9 @@ from strategies.programs.run.law_steps import LAWS
 from strategies.programs.run.step_functions import RINGS
 
 FINE_UNITS, COARSE_UNITS = 64.0, 2.0
-UNLIKE = (1.0, 1.5, 2.0)
 """How far inputs are moved, in units of precision at their largest element; less where a unit is large (half)."""
+UNLIKE = (1.0, 1.5, 2.0)
+"""By how much farther one input is moved than another, in turn."""
 
 
 def program_call(program: Program) -> Call:

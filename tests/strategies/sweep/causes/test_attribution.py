@@ -10,6 +10,7 @@ from strategies.model.rule import PUBLIC, Call, Leaf, Program, Rule, Sample
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs.public_api.drawing import draw_public_programs
 from strategies.programs.public_api.table import public_steps
+from strategies.programs.run.verdict import Confirmation
 from strategies.sweep.causes import attribution as attribution_module
 from strategies.sweep.causes.attribution import (
     BASE_REPLICATED,
@@ -258,6 +259,12 @@ def test_the_class_of_a_fault_is_read_from_its_reason():
         "S",
         "P",
     )
+
+
+def test_a_shape_that_the_pieces_do_not_have_is_a_fault_of_the_shape_though_torch_raises_nothing():
+    refused = "WrongPieceShape: its piece has shape (2, 3), S(0) of (4, 4) is (2, 4)"
+    reason = fault_of(Confirmation("", f"DTensor cannot assemble the result on every rank: {refused}", refused=refused))
+    assert fault_class(reason) != REFUSED and "its piece has shape (2, 3)" in reason
 
 
 def test_what_no_replacement_cures_in_a_program_of_a_public_call_is_that_function():
