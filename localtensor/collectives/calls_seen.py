@@ -3,7 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -21,10 +21,12 @@ from localtensor.collectives.c10d_table import (
     replaced_kernels,
 )
 
-# Private part of torch: why it is needed.  Tried on torch 2.13.0.
+# Private part of torch: why it is needed.  Tried on torch 2.11.0, 2.13.0 and 2.15.0.
 SEEN_PRIVATE = {
-    "torch._C._ExcludeDispatchKeyGuard": "the operator is called again below the key at which its calls are seen",
-    "torch._C._IncludeDispatchKeyGuard": "calls without a tensor, as barrier, have the key of their device from it",
+    "torch._C._ForceDispatchKeyGuard": "the operator is called again below the key at which its calls are seen, and calls without "
+    "a tensor, as barrier, have the key of their device from it",
+    "torch._C._dispatch_tls_local_include_set": "what is included around the call stays so",
+    "torch._C._dispatch_tls_local_exclude_set": "what is excluded around the call stays so",
     "torch._C._AutoDispatchBelowAutograd": "what is seen lies below autograd, as the operator that it hands on to",
 }
 
@@ -70,15 +72,24 @@ def calls_seen() -> Iterator[list[Call]]:
         seeing.clear()
 
 
-@contextmanager
-def _below_backend_select(arguments: Sequence[object]) -> Iterator[None]:
-    """Inside the block, operators go to the kernels of the device of these arguments, as do calls that have no tensor."""
+def _below_backend_select(arguments: Sequence[object]) -> AbstractContextManager[object]:
+    """Inside it, operators go to the kernels of the device of these arguments, as do calls that have no tensor."""
     keys = torch._C.DispatchKey
-    device = keys.CUDA if any(isinstance(x, Tensor) and x.is_cuda for x in tree_leaves(arguments)) else keys.CPU
-    skipped = torch._C.DispatchKeySet(keys.BackendSelect)
+    return kernels_of_device(
+        keys.CUDA if any(isinstance(x, Tensor) and x.is_cuda for x in tree_leaves(arguments)) else keys.CPU
+    )
+
+
+@contextmanager
+def kernels_of_device(device: Any) -> Iterator[None]:
+    """Inside the block, operators go to the kernels of this device, given by its dispatch key, below autograd.
+
+    All keys in force before are so again at the end: `torch._C._IncludeDispatchKeyGuard` of torch 2.11 leaves a device's in force.
+    """
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    skipped = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
     with (
-        torch._C._ExcludeDispatchKeyGuard(skipped),
-        torch._C._IncludeDispatchKeyGuard(device),
+        torch._C._ForceDispatchKeyGuard(included | torch._C.DispatchKeySet(device), excluded | skipped),
         torch._C._AutoDispatchBelowAutograd(),
     ):
         yield

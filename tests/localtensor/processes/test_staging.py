@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 import localtensor as lt
+from localtensor.collectives.calls_seen import kernels_of_device
 from localtensor.processes.staging import staged_kernel
 
 RANKS = 3
@@ -68,13 +69,8 @@ def test_a_message_is_there_after_its_wait_and_may_be_received_first():
 
 def gathered_below_a_device():
     """As `calls_seen` calls an operator: with the kernels of a device in force, here of one that has none."""
-    keys = torch._C.DispatchKey
     into, mine = torch.empty(2 * RANKS), torch.full((2,), float(dist.get_rank()))
-    with (
-        torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(keys.BackendSelect)),
-        torch._C._IncludeDispatchKeyGuard(keys.MAIA),
-        torch._C._AutoDispatchBelowAutograd(),
-    ):
+    with kernels_of_device(torch._C.DispatchKey.MAIA):
         _staged("_allgather_base_", into, mine)
     return into
 
