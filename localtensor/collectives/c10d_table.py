@@ -267,6 +267,8 @@ def completed_work() -> object:
 
 # Sends and receives are matched in pairs, so they have no `compute`.
 SEND, RECV, RECV_FROM_ANY = "send", "recv_", "recv_any_source_"
+WAITS = ("wait_tensor", "wait_tensors")
+"""The functional ops that wait: for one tensor, or for all of a list, which torch 2.15 has."""
 
 
 def _kernel(

@@ -84,7 +84,7 @@ def _below_backend_select(arguments: Sequence[object]) -> AbstractContextManager
 def kernels_of_device(device: Any) -> Iterator[None]:
     """Inside the block, operators go to the kernels of this device, given by its dispatch key, below autograd.
 
-    All keys in force before are so again at the end: `torch._C._IncludeDispatchKeyGuard` of torch 2.11 leaves a device's in force.
+    All keys in force before are so again at the end: a guard that includes one key alone leaves a device's in force on torch 2.11.
     """
     included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     skipped = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from localtensor import errors
 from localtensor._util.events import Place, place_at
+from localtensor.collectives.c10d_table import WAITS
 
 Storage: TypeAlias = Any  # a node, (node, index) of one of its results, or the name of an attribute
 
@@ -86,7 +87,7 @@ class Flow:
     def _follow(self, node: fx.Node) -> None:
         schema = _schema(node)
         space, _, name = schema.name.partition("::") if schema is not None else ("", "", "")
-        if space in _FUNCTIONAL and name == "wait_tensor":
+        if space in _FUNCTIONAL and name in WAITS:
             self._wait(node)
         elif space in _COMMUNICATION:
             self._start(node, space, name, schema)
@@ -95,6 +96,9 @@ class Flow:
 
     def _wait(self, node: fx.Node) -> None:
         self.storages[node] = mine = self._of(node.args or node.kwargs)
+        brought, *_ = *node.args, *node.kwargs.values()
+        if isinstance(brought, list | tuple):
+            self.items[node] = [self._of(one) for one in brought]
         waits = tuple(dict.fromkeys(self.writing[one] for one in mine if one in self.writing))
         self._end(waits, mine)
         if waits:
@@ -255,7 +259,8 @@ def _schema(node: fx.Node) -> Any:
 
 def _space(node: fx.Node) -> str:
     schema = _schema(node)
-    return "" if schema is None or schema.name.endswith("::wait_tensor") else str(schema.name).partition("::")[0]
+    space, _, name = str(schema.name).partition("::") if schema is not None else ("", "", "")
+    return "" if name in WAITS else space
 
 
 def _arguments(node: fx.Node, schema: Any) -> dict[str, Any]:

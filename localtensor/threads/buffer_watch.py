@@ -24,6 +24,7 @@ from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor._util.call_sites import Args, Fn, Kwargs, place_of_frame
+from localtensor.collectives.c10d_table import WAITS
 from localtensor.collectives.rendezvous import Ticket
 from localtensor.errors import BufferReused, ReadBeforeWait
 from localtensor.threads.simulation import Simulation
@@ -156,7 +157,7 @@ class BufferWatch(TorchDispatchMode):
             return func(*args, **kwargs)
         if any(getattr(kind, "__torch_dispatch__", None) is not TENSOR_DISPATCH for kind in types):
             return NotImplemented  # DTensor and the like: their ops on local tensors arrive here later
-        if not is_view_op(func) and not reads_metadata_only(func) and func.overloadpacket is not _WAIT:
+        if not is_view_op(func) and not reads_metadata_only(func) and func.overloadpacket not in _WAITS:
             self._check_op(func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -190,7 +191,7 @@ def _plain_tensors(tensor: Tensor) -> list[Tensor]:
     return [getattr(tensor, name) for name in flatten()[0]] if flatten else [tensor]
 
 
-_WAIT = torch.ops._c10d_functional.wait_tensor
+_WAITS = [getattr(torch.ops._c10d_functional, name, None) for name in WAITS]
 TENSOR_DISPATCH = getattr(Tensor, "__torch_dispatch__", None)
 FAKE_KEY = torch._C._TorchDispatchModeKey.FAKE
 

@@ -12,6 +12,8 @@ from typing import Any
 
 KIND = "causes"
 """The kind of a journal's line that holds all causes of its findings, each as `data_of` writes it."""
+PUBLIC_CALL = "public call"
+"""The kind of a cause whose subject is a public function: no part of DTensor that it calls is wrong by itself."""
 SHOWS, RIGHT, FAILED = "shows", "does not show", "cannot be run"
 """What a run of a cause's script came to."""
 
@@ -64,7 +66,8 @@ class CauseRecord:
 
     @property
     def name(self) -> str:
-        return f"{self.function or 'not attributed'}: {self.what}"
+        subject = self.key[1].partition(",")[0] if self.kind == PUBLIC_CALL else self.function
+        return f"{subject or 'not attributed'}: {self.what}"
 
     @property
     def script_name(self) -> str:

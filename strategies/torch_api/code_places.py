@@ -85,6 +85,7 @@ def place_of(function: Any) -> CodePlace:
     inner, detail = _seen_through(function)
     code = getattr(inner, "__code__", None)
     name = getattr(inner, "__qualname__", type(inner).__name__).replace(".<locals>", "")
+    name = _table_entry(inner) or name if name == "<lambda>" else name
     if code is None:
         return CodePlace(name, "", 0, detail)
     return CodePlace(name, _shown_file(code.co_filename), code.co_firstlineno, detail)
@@ -183,6 +184,16 @@ def _global_name(function: Any, value: list[Any]) -> str:
     if exact:
         return exact[0]
     return str(value) if value else ""
+
+
+def _table_entry(function: Any) -> str:
+    """The entry that holds this very function in a table of its module, `dim_maps[squeeze]`, or ""."""
+    for name, table in vars(sys.modules.get(function.__module__, torch)).items():
+        if isinstance(table, dict):
+            for key, value in table.items():
+                if value is function:
+                    return f"{name}[{getattr(key, '__name__', key)}]"
+    return ""
 
 
 def dispatcher_place() -> CodePlace:

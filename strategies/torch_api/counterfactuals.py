@@ -17,6 +17,7 @@ has all ranks.
 | requires_grad=), ._local_tensor, ._spec                                   | 2.11 - 2.15 | 2.13   |
 | placement_types: the methods in `STEPS` of Shard, _StridedShard, Partial  | by feature  | 2.13   |
 | torch._decomp.decomposition_table, OpOverload._can_decompose, .decompose  | 2.11 - 2.15 | 2.13   |
+| torch.utils._mode_utils.no_dispatch, for DTensor.resize_                  | 2.11 - 2.15 | all    |
 
 `tests/strategies/torch_api/test_counterfactuals.py` checks each part by name.
 """
@@ -39,6 +40,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.utils import _pytree as pytree
+from torch.utils._mode_utils import no_dispatch
 
 from localtensor._util.patching import replaced, wrapped
 from localtensor.layout import assemble, shorts, split
@@ -389,10 +391,9 @@ def _has_meaning(spec: DTensorSpec) -> bool:
 
 def _write_back(made: Tensor, owner: DTensor) -> None:
     held = piece(made, owner._spec)
-    meta = TensorMeta(made.shape, made.stride(), made.dtype)
-    if held.shape == owner._local_tensor.shape:
-        owner._local_tensor.copy_(held)
-    else:
-        owner._local_tensor.resize_(held.shape).copy_(held)
-    if tuple(made.shape) != tuple(owner.shape):
+    owner._local_tensor.resize_(held.shape).copy_(held)
+    if made.shape != owner.shape:
+        meta = TensorMeta(made.shape, made.stride(), made.dtype)
         owner._spec = DTensorSpec(owner._spec.mesh, owner._spec.placements, meta)
+        with no_dispatch():
+            owner.resize_(made.shape)

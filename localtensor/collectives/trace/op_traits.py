@@ -16,9 +16,10 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import flop_registry
 
+from localtensor.collectives.c10d_table import WAITS
+
 DETACH = torch.ops.aten.detach.default
-_C10D = torch.ops._c10d_functional
-_HAND_ON = _C10D.wait_tensor.default, _C10D._wrap_tensor_autograd.default  # they give what a collective has given
+_HAND_ON = (*WAITS, "_wrap_tensor_autograd")  # functional ops that give what a collective has given
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
 Op = torch._ops.OpOverload
 MOST_SHAPES = 1 << 14  # of ops, whose operations are kept
@@ -67,7 +68,7 @@ def _read_traits(func: Op) -> Traits:
     draws = torch.Tag.nondeterministic_seeded in func.tags
     flops = flop_registry.get(func.overloadpacket)
     flops = getattr(flops, "__wrapped__", None)  # what takes shapes, without torch's walk through the arguments
-    views = views or func in _HAND_ON
+    views = views or (func.namespace == "_c10d_functional" and func.overloadpacket.__name__ in _HAND_ON)
     communicates = func.namespace in _COLLECTIVES
     run = func._op if type(func) is Op and func.namespace == "aten" else func
     simple = not (views or communicates or draws or flops is not None)

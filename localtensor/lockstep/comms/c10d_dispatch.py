@@ -269,7 +269,7 @@ def run_functional_op(mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) 
     name = func._schema.name.split("::")[1]
     if name == "_wrap_tensor_autograd":
         return AsyncCollectiveTensor(args[0])  # as on a rank: the first op that reads it waits for it
-    if name == "wait_tensor":
+    if name in c10d_table.WAITS:
         return args[0]
     base = name.removesuffix("_out").removesuffix("_").removesuffix("_coalesced")
     if base not in _FUNCTIONAL:

@@ -171,7 +171,8 @@ def run_as_written(mode: Mode, func: HigherOrderOperator, args: Args, kwargs: Kw
         return _under(mode, kernel)(*args, **kwargs)
     if _CHECK not in kernel.__globals__:  # imported within; the kernel calls a function, and makes no tensor
         return kernel(*(_under(mode, one) if callable(one) else one for one in args), **kwargs)
-    unchecked = FunctionType(code, {**kernel.__globals__, _CHECK: lambda: None})
+    unchecked = FunctionType(code, {**kernel.__globals__, _CHECK: lambda: None}, argdefs=kernel.__defaults__)
+    unchecked.__kwdefaults__ = kernel.__kwdefaults__
     return _under(mode, unchecked)(*args, **kwargs)
 
 

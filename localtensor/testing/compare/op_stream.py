@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from localtensor._util.call_sites import WORKER_LOOP, is_user_file
 from localtensor._util.events import Place
-from localtensor.collectives.c10d_table import COLLECTIVE_OPS, argument_positions, plain_argument
+from localtensor.collectives.c10d_table import COLLECTIVE_OPS, WAITS, argument_positions, plain_argument
 from localtensor.testing.compare.watch import Key, Watch
 
 MOST_LINES = 4  # lines of the user's stack that an op keeps
@@ -152,7 +152,7 @@ class OpRecorder(TorchDispatchMode):
             forward = self._nodes.get(node._sequence_nr(), ())
             places = (*own[: 1 if forward else MOST_LINES], *forward)[:MOST_LINES]
         name, reads, group = _call_of(func, args, kwargs)
-        waits = name == "wait_tensor"
+        waits = name in WAITS
         read = () if waits else self._read(reads, look=not func.is_view)
         done = func(*args, **kwargs)
         if waits:
@@ -293,7 +293,7 @@ def _call_of(func: Any, args: Any, kwargs: Any) -> tuple[str, list[Tensor], tupl
         op = COLLECTIVE_OPS[name]
         group = tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(args[at])))
         return op.kind, [x for x in tree_leaves(op.read(*rest).reads) if isinstance(x, Tensor)], group
-    if func.namespace == FUNCTIONAL and name != "wait_tensor":
+    if func.namespace == FUNCTIONAL and name not in WAITS:
         named = next((x for x in reversed(args) if isinstance(x, str)), None)
         ranks = None if named is None else tuple(dist.get_process_group_ranks(_group_of(named)))
         return name.rstrip("_"), tensors, ranks

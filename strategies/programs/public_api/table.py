@@ -153,6 +153,28 @@ def step_name(then: str) -> str:
     return f"{name}, {step.aspect}" if step.aspect else name
 
 
+_USES = {
+    "modules kept": "the module's state afterwards", "modules trained": "a training step", "hidden sizes": "sizes of layers",
+    "tied": "shared parameters", "frozen": "frozen parameters", "pieces": "uneven shards", "arguments": "further arguments",
+    "of any DTensor": "a DTensor in another placement", "what the caller gave": "the caller's tensor afterwards",
+    "strides": "strides of pieces", "of any pieces": "pieces of any sizes", "what is within": "", "twice": "entered twice",
+    "set": "assignment", "in a layer": "parameters of a layer", "numbers": "as Python numbers", "what it tells": "attributes",
+}  # fmt: skip
+
+
+def use_in_words(name: str) -> str:
+    """What of a public call the programs of that `step_name` try, for a title; "" for the call itself.
+
+    >>> use_in_words("parallel.ColwiseParallel, modules trained, tied"), use_in_words("tensor.zeros")
+    ('a training step, shared parameters', '')
+    """
+    _, _, rest = name.partition(", ")
+    uses, _, text = rest.partition(", ") if rest.startswith("rows: ") else ("", "", rest)
+    text = re.sub(r"pulled_back\(\(+([\w.]+)\(.*", r"the gradient of \1", text)
+    words = [text] if uses else [_USES.get(use, use) for use in text.split(", ")]
+    return ", ".join(filter(None, ["a submesh" if uses else "", *words]))
+
+
 def is_further_use(then: str) -> bool:
     """Whether a program's `then` is a use of a public call that has a name of its own: more than that call with its arguments."""
     return then.startswith(PUBLIC) and "," in step_name(then)

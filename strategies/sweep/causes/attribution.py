@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor.errors import LocalTensorError
 from strategies.base.signals import quiet
+from strategies.model.cause import PUBLIC_CALL
 from strategies.model.kernels import REJECTIONS
 from strategies.model.rule import PUBLIC, Program, overload
 from strategies.programs.public_api.table import public_object, step_name
@@ -42,7 +43,7 @@ from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.rank_run import WrongPieceShape
 from strategies.programs.run.real_run import case_tasks, mesh_task_of, program_tasks
 from strategies.programs.run.verdict import Confirmation, raises
-from strategies.programs.shrink.search import failure_kind, program_of
+from strategies.programs.shrink.search import failure_kind, program_of, same_kind
 from strategies.torch_api import counterfactuals
 from strategies.torch_api.code_places import (
     CodePlace,
@@ -77,9 +78,9 @@ STAYS = "the call stays in it, as its stack shows"
 OF_COPY = "DTensor redistributes the base first: the view is one of a copy"
 FORMULA = "the plain tensor is made by a derivative formula of autograd, which is native code"
 BEFORE_RULES = "the call is refused before DTensor looks for a rule"
+ANOTHER_FOLLOWS = "With {what} the error of one of them is gone, and another follows: {error}"
 ALIASES = ("aten.alias.default", "aten.detach.default")
 RULE, REDISTRIBUTION, DISPATCHER, UNKNOWN = "rule", "redistribution", "dispatcher", "unknown"
-PUBLIC_CALL = "public call"
 OWN_OPS = "public_calls."
 """The namespace of ops that programs of public calls register: what is wrong of one is wrong of the public call."""
 KINDS = (RULE, DECOMPOSITION, HANDLER, REDISTRIBUTION, DISPATCHER, PUBLIC_CALL, UNKNOWN)
@@ -216,6 +217,8 @@ class Attributor:
     def __init__(self, work: MeshTask[Confirmation], *, judged: bool, program: Program | None = None) -> None:
         self._work, self._judged, self._program = work, judged, program
         self._first: tuple[Trace, str] | None = None
+        self._later = False
+        self._follows = ""
 
     def cause(self, like: str = "") -> Attribution | None:
         """The cause; None if the run is right, or wrong in another way than by the reason `like`."""
@@ -223,15 +226,29 @@ class Attributor:
         trace, reason = self._first
         if not reason or (like and fault_class(like) != fault_class(reason)):
             return None
+        found = self._replaceable(trace, reason)
+        if found is None or found.op.startswith(OWN_OPS):
+            found = self._public_call()
+        if found is None and fault_class(reason) == REFUSED:
+            found = self._first_of_several(trace, reason)
+        return replace(found or Attribution(UNKNOWN, why=NO_PART), reason=reason)
+
+    def _replaceable(self, trace: Trace, reason: str) -> Attribution | None:
+        """The part of DTensor without which the run is right."""
         refused = fault_class(reason) == REFUSED
         found = self._plain_tensor() if refused else None
         found = (
             found or self._view(trace) or self._redistribution(trace) or self._op(trace.steps) or self._by_probe(trace)
         )
-        found = found or (self._before_rules(trace, reason) if refused else None)
-        if found is None or found.op.startswith(OWN_OPS):
-            found = self._public_call()
-        return replace(found or Attribution(UNKNOWN, why=NO_PART), reason=reason)
+        return found or (self._before_rules(trace, reason) if refused else None)
+
+    def _first_of_several(self, trace: Trace, reason: str) -> Attribution | None:
+        """The part that refuses the call first, where another one refuses it without it."""
+        self._later = True
+        found = self._replaceable(trace, reason)
+        if found is None or not found.fix:
+            return None
+        return replace(found, fix="", why=ANOTHER_FOLLOWS.format(what=found.fix, error=self._follows))
 
     def _public_call(self) -> Attribution | None:
         """The public function that the program uses, where none of the ops and redistributions that it runs is wrong."""
@@ -253,19 +270,30 @@ class Attributor:
                 return Attribution(RULE, step.place, step.op, detail, BASE_REPLICATED, OF_COPY)
         return None
 
-    def _traced(self, *around: Replacement) -> tuple[Trace, str]:
+    def _traced(self, *around: Replacement, work: MeshTask[Confirmation] | None = None) -> tuple[Trace, str]:
         with ExitStack() as stack:
             for one in around:
                 stack.enter_context(one())
             trace = stack.enter_context(counterfactuals.traced())
-            return trace, fault_of(outcome(self._work))
+            return trace, fault_of(outcome(work or self._work))
 
-    def cures(self, *replacements: Replacement) -> bool:
-        """Whether the run is right with these parts replaced."""
+    def cures(self, *replacements: Replacement, work: MeshTask[Confirmation] | None = None) -> bool:
+        """Whether the run, or that of `work`, is right with these parts replaced; or refused later, while that is looked for."""
+        if self._later:
+            return self._refused_later(*self._traced(*replacements, work=work))
         with ExitStack() as stack:
             for one in replacements:
                 stack.enter_context(one())
-            return not fault_of(outcome(self._work))
+            return not fault_of(outcome(work or self._work))
+
+    def _refused_later(self, trace: Trace, reason: str) -> bool:
+        """Whether this run gets as far as the first one, and is refused by another error."""
+        before, first = self._first or self._traced()
+        missing = {step.op for step in before.steps} - {step.op for step in trace.steps}
+        if len(missing) > 1 or fault_class(reason) != REFUSED or same_kind(first, reason):  # one op may be replaced
+            return False
+        self._follows = re.sub(r"^.*?: (?=\w+(Error|Exception): )", "", reason.splitlines()[0])[:160]
+        return True
 
     def _redistribution(self, trace: Trace) -> Attribution | None:
         if not trace.wrong or not self.cures(counterfactuals.redistribution_replaced):
@@ -303,7 +331,7 @@ class Attributor:
 
     def _plain_tensor(self) -> Attribution | None:
         """The part that refuses a plain tensor beside DTensors, if nothing else is wrong with the run."""
-        if self._program is None or fault_of(outcome(_with_implicit_replication(self._work))):
+        if self._program is None or not self.cures(work=_with_implicit_replication(self._work)):
             return None
         why = FORMULA if self._program.then in GRADS or self._program.then.startswith("grad") else ""
         return Attribution(DISPATCHER, arguments_place(), "", "a plain tensor beside DTensors", IMPLICIT, why)

@@ -17,16 +17,16 @@ from localtensor.errors import LocalTensorError
 from strategies.base.journal import Line, lines_of_kind
 from strategies.base.progress import Progress
 from strategies.base.worker_pool import TaskDone, WorkerPool
-from strategies.model.cause import CauseRecord
+from strategies.model.cause import PUBLIC_CALL, CauseRecord
 from strategies.model.kernels import REJECTIONS
 from strategies.model.rule import Program, out_leaves, overload
 from strategies.model.verdict import Finding, Report, Verdict, digest
+from strategies.programs.public_api.table import use_in_words
 from strategies.programs.run.verdict import raises
 from strategies.programs.shrink.search import same_kind
 from strategies.sweep import aggregate
 from strategies.sweep.causes.attribution import (
     DISPATCHER,
-    PUBLIC_CALL,
     RAISES,
     REDISTRIBUTION,
     REFUSED,
@@ -135,8 +135,7 @@ def grouped(found: Iterable[tuple[str, Attribution]]) -> dict[Key, Members]:
 
 def cause_key(found: Attribution, name: str = "") -> Key:
     """What findings of one cause have in common; `name` is the finding's, for one without a function."""
-    wrong = fault_class(found.reason)
-    place = str(found.place)
+    wrong, place = fault_class(found.reason), str(found.place)
     if found.kind == UNKNOWN:
         return (UNKNOWN, _subject(re.split(r": | on ", name)[0]), wrong)
     if found.kind == PUBLIC_CALL:
@@ -151,7 +150,7 @@ def cause_key(found: Attribution, name: str = "") -> Key:
         return (found.kind, "", form, wrong if form == OUT else "", "")
     if found.kind == HANDLER:
         return (found.kind, place, "", "" if wrong in (VALUES, SHAPE) else wrong, "")
-    gives = result_class(found.detail)
+    gives = "" if wrong in (RAISES, REFUSED) else result_class(found.detail)
     family = (
         family_of(found.op).removeprefix("prims.") if found.kind == RULE and _is_own_choice(found, gives, wrong) else ""
     )
@@ -221,26 +220,32 @@ _WORDS = {
 
 def _words(key: Key, members: Members) -> tuple[str, tuple[str, ...]]:
     """What is wrong, and the families of ops that are named with it."""
-    kind = key[0]
+    kind, errors = key[0], sorted({raised[1] for _, one in members if (raised := _RAISED.search(one.reason))})
     if kind == UNKNOWN:
-        return f"{key[1]}, {key[2]}", ()
+        return f"{_happens(key[2], errors)}, for {key[1]}", ()
     if kind == PUBLIC_CALL:
-        return f"{_happens(key[2])}, of the public {key[1]}", ()
+        uses = use_in_words(key[1])
+        return _happens(key[2], errors) + (f" ({uses})" if uses else ""), ()
     if kind == REDISTRIBUTION:
-        return f"{_happens(key[3])} in {key[2]}" + (f" {key[4]}" if key[4] else ""), ()
+        return f"{_happens(key[3], errors)} in {key[2]}" + (f" {key[4]}" if key[4] else ""), ()
     if kind == DISPATCHER:
-        return f"{key[2]} ({_happens(key[3])})", ()
+        return f"{key[2]} ({_happens(key[3], errors)})", ()
     if key[2] in (IN_PLACE, OUT):
         words = f"{key[2]} {'do not keep their placement' if key[2] == IN_PLACE else 'are refused'}"
     elif key[3] in (RAISES, REFUSED):
-        words = _happens(key[3])
+        words = _happens(key[3], errors)
     else:
         words = _WORDS.get((key[2], key[3]), f"wrong {key[3] or 'results'}")
     return words, tuple(dict.fromkeys(family_of(one.op) for _, one in members))
 
 
-def _happens(wrong: str) -> str:
-    return {RAISES: "an error on some ranks", REFUSED: "an error on all ranks"}.get(wrong, f"wrong {wrong}")
+_RAISED = re.compile(r"\b(?:raises?|on every rank:) (\w*(?:Error|Exception))\b")
+
+
+def _happens(wrong: str, errors: Sequence[str]) -> str:
+    """What happens: `wrong values`, or `IndexError on some ranks`."""
+    ranks = {RAISES: "some ranks", REFUSED: "all ranks"}.get(wrong)
+    return f"{' or '.join(errors) or 'an error'} on {ranks}" if ranks else f"wrong {wrong}"
 
 
 def _cause(key: Key, members: Members, case: Case | None, torch: str) -> Cause:
@@ -253,7 +258,7 @@ def _cause(key: Key, members: Members, case: Case | None, torch: str) -> Cause:
         findings=tuple(sorted(name for name, _ in members)),
         ops=tuple(sorted({one.op or (one.program.sample.op if one.program else "") for _, one in members} - {""})),
         function=place.name, file=place.file, line=place.line, detail=place.detail,
-        why=next((one.why for _, one in members if one.why), ""),
+        why=next(iter(Counter(one.why for _, one in members if one.why).most_common(1)), ("", 0))[0],
         tried=tuple(Counter(one.fix for _, one in members if one.fix).most_common()),
     )  # fmt: skip
     if case is not None:

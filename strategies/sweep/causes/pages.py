@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from strategies.model.cause import CauseRecord, json_data
+from strategies.model.cause import PUBLIC_CALL, CauseRecord, json_data
 from strategies.model.verdict import Report
 
 MOST_PRINTED = 400
@@ -36,7 +36,7 @@ def _page(number: int, cause: CauseRecord) -> str:
         f"{number}. {cause.name}",
         f"   {cause.severity}; {cause.where}; {cause.versions_text}",
         f"   affects {len(cause.findings)} finding{'s' * (len(cause.findings) != 1)}"
-        + (f", of {', '.join(cause.ops[:6])}{more}" if cause.ops and cause.kind != "public call" else ""),
+        + (f", of {', '.join(cause.ops[:6])}{more}" if cause.ops and cause.kind != PUBLIC_CALL else ""),
     ]
     if not cause.script:
         lines.append("   there is no script: no simulated run of its cases shows the fault alone")

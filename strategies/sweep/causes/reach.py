@@ -36,7 +36,7 @@ from localtensor.layout import all_finite, is_float8, is_inexact, shape_text, sh
 from strategies.base import shrink as base_shrink
 from strategies.model.arguments import counts_dims, is_index, named_arguments, scalar_arguments
 from strategies.model.kernels import REJECTIONS
-from strategies.model.rule import Call, Program, leaf_numbers, out_leaves, overload, placements_text
+from strategies.model.rule import PUBLIC, Call, Program, leaf_numbers, out_leaves, overload, placements_text
 from strategies.programs.public_api.table import is_further_use
 from strategies.programs.shrink.search import fitting_out
 from strategies.programs.shrink.sizes import fewer_axes, fewer_dims, fewer_operands, fewer_ranks, resized, unevenness
@@ -107,7 +107,7 @@ def reach(program: Program) -> Reach:
     sample = program.sample
     integers = [leaf for name, value in sample.call.named().items() if is_index(name) for leaf in leaf_numbers(value)]
     dtypes = [x.dtype for i, x in enumerate(sample.tensors) if i not in integers]
-    uneven = unevenness(program)
+    uneven = max(unevenness(program), _public_unevenness(program))
     applies = {
         Reach.UNEVEN: uneven > 0,
         Reach.ARGUMENTS: any(_special_arguments(sample.call)) or is_further_use(program.then),
@@ -119,6 +119,14 @@ def reach(program: Program) -> Reach:
         Reach.EMPTY: uneven > 1,
     }
     return max((level for level, holds in applies.items() if holds), default=Reach.EVERYDAY)
+
+
+def _public_unevenness(program: Program) -> int:
+    """As `unevenness`, of a tensor that a public call may shard along any dim."""
+    if not program.then.startswith(PUBLIC):
+        return 0
+    shape = program.sample.tensors[0].shape
+    return max((1 + (size < program.ranks) for size in shape if size % program.ranks), default=0)
 
 
 def _special_arguments(call: Call) -> Iterator[str]:

@@ -132,7 +132,10 @@ def test_the_opinfos_are_torchs():
 
 
 def test_the_gpu_types_are_those_of_torch():
-    assert opinfo._gpu_types() == importlib.import_module("torch._inductor.utils").GPU_TYPES
+    found = opinfo._gpu_types()
+    if found is None:
+        pytest.skip("torch 2.15 computes them")
+    assert found == importlib.import_module("torch._inductor.utils").GPU_TYPES
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,9 @@ from strategies.sweep.causes.attribution import (
     outcome,
     program_work,
 )
-from strategies.sweep.causes.cause import CaseTask, cause_key, ordinary_case, result_class
+from strategies.sweep.causes.cause import CaseTask, _cause, cause_key, ordinary_case, result_class
 from strategies.torch_api import counterfactuals
-from strategies.torch_api.code_places import CodePlace
+from strategies.torch_api.code_places import CodePlace, registered_place
 from strategies.torch_api.counterfactuals import DECOMPOSITION
 from strategies.validation.finding import Candidate
 from tests.strategies.sweep.causes.programs import CUMPROD, program
@@ -76,6 +76,17 @@ NORM = program(
 
 ANY = program(Call("aten.any.dim", (Leaf(0), -1)), torch.ones(3, 2), inputs=((Shard(1),),), then="sum")
 """`any` gives its shards' answers as a pending sum of booleans."""
+
+
+OF_ONE = program(
+    Call("aten.mean.out", (Leaf(0), [1], True), (("out", Leaf(1)),)), torch.ones(4, 4), torch.ones(()),
+    inputs=((Replicate(),), (Replicate(),)),
+)  # fmt: skip
+"""Its result has another shape than the tensor given for it, which torch resizes."""
+TWICE = program(
+    Call("aten.linalg_householder_product.default", (Leaf(0), Leaf(1))), torch.ones(4, 3), torch.ones(2),
+    inputs=((Replicate(),), (Replicate(),)), then="grad",
+)  # fmt: skip
 
 
 def caused_by(given):
@@ -129,6 +140,38 @@ def test_a_call_that_is_refused_before_any_rule_has_a_cause(given, function, det
 
 
 @pytest.mark.skipif(torch.__version__.split(".")[:2] != ["2", "13"], reason="other versions have other faults")
+def test_a_tensor_given_as_out_whose_shape_stays_as_it_was_is_the_fault_of_the_dispatcher():
+    found = caused_by(OF_ONE)
+    if found is None:
+        pytest.skip("this torch refuses to resize a tensor given as out=")
+    assert (found.kind, found.op, found.fix) == (DISPATCHER, "aten.mean.out", WHOLE_CUT)
+    assert fault_class(found.reason) == "shape"
+
+
+@pytest.mark.skipif(torch.__version__.split(".")[:2] != ["2", "13"], reason="other versions refuse other calls")
+def test_of_two_parts_that_refuse_a_call_the_first_is_the_cause_and_the_second_is_named():
+    """The gradient has a `cat` with plain zeros; without it, `tril_` has no rule."""
+    found = caused_by(TWICE)
+    assert (found.kind, found.detail, found.fix) == (DISPATCHER, "a plain tensor beside DTensors", "")
+    assert "another follows: NotImplementedError: Operator aten.tril_.default" in found.why
+    assert cause_key(found) == cause_key(caused_by(UNBIND))
+
+
+def test_a_run_that_is_refused_earlier_is_not_past_the_first_error():
+    def one(first, ops):
+        made = Attributor(None, judged=False)
+        made._first = counterfactuals.Trace([counterfactuals.OpStep(op, "rule", None) for op in ops]), first
+        return made
+
+    first = "DTensor refuses this call on every rank: RuntimeError: mixed"
+    reached = counterfactuals.Trace([counterfactuals.OpStep(op, "rule", None) for op in ("a", "b")])
+    other = first.replace("RuntimeError: mixed", "ValueError: no rule")
+    assert one(first, ["a", "b", "cat"])._refused_later(reached, other)
+    assert not one(first, ["a", "b", "c", "cat"])._refused_later(reached, other)
+    assert not one(first, ["a", "b", "cat"])._refused_later(reached, first)
+    assert not one(first, ["a", "b", "cat"])._refused_later(reached, "rank 1 raises ValueError: no rule")
+
+
 def test_what_makes_a_sum_of_booleans_is_the_cause_and_not_what_reads_it():
     found = caused_by(ANY)
     assert (found.op, found.detail) == ("aten.any.dim", "S(1) -> P(sum)")
@@ -310,3 +353,38 @@ def test_the_case_of_a_public_call_fails_by_the_error_of_its_finding():
     case = ordinary_case(CaseTask(cause_key(found, str(given)), (found,)), lambda number: None)
     assert "AssertionError" in found.reason and "AssertionError" in case.reason
     assert case.program.sample.tensors[0].ndim > 1
+
+
+@pytest.mark.parametrize(("reason", "words"), [
+    ("rank 1 raises IndexError: x; its peers wait", "IndexError on some ranks, for add"),
+    ("DTensor refuses this call on every rank: torch.x.OutOfMemoryError: x", "an error on all ranks, for add"),
+    ("DTensor refuses this call on every rank: ValueError: x", "ValueError on all ranks, for add"),
+    ("rank 1 holds shape (1,), S(0) of (1,) is (0,)", "shards of a wrong shape, for add"),
+])  # fmt: skip
+def test_a_title_says_which_error_is_raised_and_where(reason, words):
+    found = Attribution(
+        RULE, CodePlace("made.strategy", "torch/x.py", 1), "aten.add.Tensor", "S(0) -> S(0)", reason=reason
+    )
+    assert _cause(cause_key(found), [("name", found)], None, "2.13.0").record.what == words
+
+
+def test_an_error_of_one_function_and_op_is_one_cause_whatever_it_would_give():
+    found = Attribution(RULE, CodePlace("made.strategy", "torch/x.py", 1), "aten.add.Tensor", "S(0) -> S(0)", reason="")
+    other = replace(found, detail="R -> R")
+    for reason, alike in (("rank 1 raises IndexError: x", True), ("got 1, expected 2", False)):
+        assert (cause_key(replace(found, reason=reason)) == cause_key(replace(other, reason=reason))) is alike
+
+
+def test_a_cause_in_a_public_call_has_its_public_name_and_its_use_in_words():
+    found = Attribution(
+        PUBLIC_CALL,
+        CodePlace("C.__init__", "torch/x.py", 1),
+        detail="parallel.C, modules trained, tied",
+        reason="got 1, expected 2",
+    )
+    made = _cause(cause_key(found), [("name", found)], None, "2.13.0").record
+    assert made.name == "parallel.C: wrong values (a training step, shared parameters)"
+
+
+def test_a_lambda_in_a_table_is_named_by_its_entry():
+    assert registered_place(torch.ops.aten.permute.default).name == "dim_maps[permute]"
