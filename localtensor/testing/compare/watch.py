@@ -110,6 +110,12 @@ def region_of(key: Key, calls: Mapping[tuple[int, str], int]) -> Region:
     return Region(key.step, BACKWARD if key.kind in ("gradient", GRADIENT_OF_OUTPUT) else UPDATE)
 
 
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same on the same device; torch.equal raises for two devices."""
+    alike = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+    return alike and torch.equal(one, other)
+
+
 @dataclass(slots=True)
 class Watch:
     """What one run, or one rank, was seen to compute, in order; `step` is the number of the current step.
@@ -184,7 +190,7 @@ class Watch:
             self.sink(key, local)
             return
         same = self.seen.get(key._replace(kind="gradient")) if key.kind == IN_STEP else None
-        if same is not None and same.value.shape == local.shape and torch.equal(same.value, local):
+        if same is not None and _is_equal(same.value, local):
             self.seen[key] = same
         else:
             self.seen[key] = replace(made, value=self._copy(key, local))
@@ -197,9 +203,7 @@ class Watch:
         others = self.pool.setdefault(key, [])
         last = self._last.get(where)
         for one in [*others, *([] if last is None else [self.seen[last].value])]:
-            if (one.shape, one.dtype, one.device) == (local.shape, local.dtype, local.device) and torch.equal(
-                one, local
-            ):
+            if _is_equal(one, local):
                 return one
         copy = local.clone()
         others.append(copy)

@@ -4,10 +4,14 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as draw
-from torch.distributed.tensor import Shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
+import localtensor as lt
 from strategies.model import codec
 from strategies.model.codec import NamedPlacement, NotEncodable
 from strategies.model.rule import Leaf, Rule
@@ -221,3 +225,36 @@ def test_no_text_ends_the_docstring_of_a_script(text):
 def test_characters_that_no_source_has_are_escaped_in_a_docstring():
     assert ast.parse(codec.docstring_code("a\0\ud800\x1b", "", 2, "a.py", "b"))
     assert codec.docstring_text("a\0\ud800") == "a\\u0000\\ud800"
+
+
+# The comparison of a script.
+
+
+def compared(local_shape, said_shape, want_shape):
+    """What a script's `differs` says of a DTensor in replicas whose spec and size say other shapes than its piece."""
+    scope = {
+        "torch": torch,
+        "dist": dist,
+        "DTensor": DTensor,
+        "Replicate": Replicate,
+        "Shard": Shard,
+        "distribute_tensor": distribute_tensor,
+    }
+    exec(codec.COMPARISON_FUNCTION, scope)
+    mesh = init_device_mesh("cpu", (2,))
+    said = torch.ones(said_shape)
+    spec = DTensorSpec(mesh, (Replicate(),), TensorMeta(said.shape, said.stride(), said.dtype))
+    return scope["differs"](DTensor(torch.ones(local_shape), spec, requires_grad=False), torch.ones(want_shape), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("local", "said", "want", "wrong", "printed"),
+    [
+        ((2,), (2,), (2,), False, "right"),
+        ((2,), (2, 1), (2,), True, "DTensor says shape (2, 1), right is (2,)"),
+        ((2, 1), (2,), (2,), True, "holds shape (2, 1), its piece of (2,) has (2,)"),
+    ],
+)
+def test_a_script_compares_the_shape_that_a_dtensor_says_with_the_right_one(capfd, local, said, want, wrong, printed):
+    assert lt.run(lambda: compared(local, said, want), ranks=2).values == (wrong, wrong)
+    assert printed in capfd.readouterr().out

@@ -7,7 +7,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import localtensor as lt
 from localtensor._util.module_names import plain_name
-from localtensor.testing.compare.watch import declared_dtype
+from localtensor.testing.compare.watch import Key, Watch, declared_dtype
 
 
 def test_the_policy_of_mixed_precision_is_where_we_look():
@@ -24,3 +24,9 @@ def test_wrappers_are_left_out_of_names():
     model = nn.Sequential(checkpoint_wrapper(nn.Linear(4, 4)))
     assert [plain_name(name) for name, _ in model.named_parameters()] == ["0.weight", "0.bias"]
     assert plain_name("module._orig_mod.0.weight") == "0.weight" and plain_name("submodule.0") == "submodule.0"
+
+
+def test_a_copy_on_another_device_is_another_copy():
+    watch = Watch()
+    kept = [watch._copy(Key(0, "output", "layer"), torch.ones(3, device=device)) for device in ("cpu", "meta", "cpu")]
+    assert [x.device.type for x in kept] == ["cpu", "meta", "cpu"] and kept[0] is kept[2]

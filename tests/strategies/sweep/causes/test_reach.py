@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.model.rule import PUBLIC, Call, Leaf, Sample
 from strategies.programs.public_api.table import public_steps
@@ -113,3 +113,11 @@ def test_a_backward_overload_is_met_through_its_forward():
     first = next(forward_programs(given))
     assert (first.sample.op, first.then, len(first.sample.tensors)) == ("aten.mse_loss.default", "grad", 2)
     assert list(forward_programs(CUMPROD)) == []
+
+
+@pytest.mark.parametrize(("size", "level"), [(4, Reach.EVERYDAY), (3, Reach.UNEVEN), (1, Reach.EMPTY)])
+def test_a_public_call_may_shard_any_dim_of_its_tensor(size, level):
+    call = Call("aten.clone.default", (Leaf(0),))
+    given = program(call, torch.ones(size, 2), inputs=((Replicate(),),))
+    assert reach(given) is Reach.EVERYDAY
+    assert reach(replace(given, then=PUBLIC + public_steps("tensor.distribute_tensor", 1)[0].call)) is level

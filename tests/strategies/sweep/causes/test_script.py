@@ -13,7 +13,7 @@ from strategies.model.rule import Call, Leaf
 from strategies.programs.run import follow_ups
 from strategies.sweep.causes.cause import Case
 from strategies.sweep.causes.reach import severity
-from strategies.sweep.causes.script import run, run_first_that_shows, scripts_of
+from strategies.sweep.causes.script import _SCRIPT, run, run_first_that_shows, scripts_of
 from strategies.torch_api.rank_runs import RankProcesses
 from tests.strategies.sweep.causes.programs import CUMPROD, program
 
@@ -123,3 +123,26 @@ def test_no_title_ends_the_docstring_of_a_script():
     text = next(scripts_of(case(FINE), title, title, "script.py")).script
     assert title in ast.get_docstring(ast.parse(text), clean=False)
     assert "import b" not in map(ast.unparse, ast.parse(text).body)
+
+
+@pytest.mark.parametrize(
+    ("rank", "code"),
+    [
+        ("sys.exit(0)", 0),
+        ("sys.exit(1)", 1),
+        ("sys.exit(2)", 2),
+        ("sys.exit(int(os.environ['RANK']))", 1),
+        ("os.abort()", 1),
+        ("signal.pause()", 1),
+        ("signal.pause() if os.environ['RANK'] == '1' else sys.exit(0)", 1),
+    ],
+)
+def test_the_exit_code_of_a_script_is_that_of_its_ranks_and_one_that_hangs_shows_it(tmp_path, rank, code):
+    filled = {"title": "t", "about": "a", "name": "s.py", "imports": "import signal", "raises": False, "limit": ""}
+    text = _SCRIPT.format(**filled, ranks=2, helpers="", body="    return False")
+    assert "+ 120\n" in text and 'main() if "RANK"' in text
+    (tmp_path / "s.py").write_text(text.replace("+ 120\n", "+ 1\n").replace('main() if "RANK"', f'({rank}) if "RANK"'))
+    done = subprocess.run(
+        [sys.executable, "s.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, "hangs: ranks still wait" in done.stdout) == (code, "pause" in rank)
