@@ -124,6 +124,11 @@ class Pool:
             self._closed = True
             self._dismiss()
 
+    def kill(self) -> None:
+        """End the processes at once, also while another thread calls them: for it, the ranks have died."""
+        if (group := self._group) is not None:
+            group.kill_processes()
+
     def __enter__(self) -> "Pool":
         return self
 

@@ -148,7 +148,7 @@ class WorkerGroup:
         self._path = list(sys.path)
         head = pickle.dumps(path, pickle.HIGHEST_PROTOCOL)
         large = max(map(len, jobs)) > 1 << 15
-        alarm = threading.Timer(limit, self._kill_members) if large else None
+        alarm = threading.Timer(limit, self.kill_processes) if large else None
         if alarm:
             alarm.daemon = True
             alarm.start()
@@ -253,7 +253,8 @@ class WorkerGroup:
         """Whether this process made the group, rather than a process of which this is a fork."""
         return self._owner == os.getpid()
 
-    def _kill_members(self) -> None:
+    def kill_processes(self) -> None:
+        """Kill the processes, and leave what belongs to them to the thread that waits for them."""
         with contextlib.suppress(ValueError):  # closed by another thread meanwhile
             for member in self.members:
                 member.process.kill()

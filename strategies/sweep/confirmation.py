@@ -7,16 +7,21 @@ wrong number on real processes.  The samples of such a source are here, too.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import fnmatch
 import io
 import math
 import shlex
+import threading
 import traceback
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from localtensor._util import pickling
 from localtensor.errors import LocalTensorError, error_in_one_line
@@ -29,7 +34,7 @@ from strategies.model.rule import Program, Rule, Sample
 from strategies.model.settings import BadSetting, BadSource, Settings, UnknownOp
 from strategies.model.verdict import Crash, Finding, Verdict
 from strategies.programs.run.program_oracle import oracle_of_program
-from strategies.programs.run.real_run import ProgramRealRuns
+from strategies.programs.run.real_run import ProgramRealRuns, RulesModule
 from strategies.programs.run.step_functions import local_inputs_of
 from strategies.programs.run.verdict import (
     Confirmation,
@@ -211,15 +216,37 @@ def check_case(candidate: Candidate, seed: int, device: str) -> None:
         raise BadSetting("--case", candidate.name, problem, remedy) from None
 
 
+LANES = 2
+"""Rules that are run on real processes at one time, each on its own: a core is idle for a quarter of the time with one."""
+
+
+@contextlib.contextmanager
+def real_confirmation(settings: Settings, home: RulesModule) -> Iterator[RealConfirmation]:
+    """The processes that confirm what a sweep suspects; on a device, which they would share, those of one rule at a time."""
+    made = [
+        ProgramRealRuns(settings.confirm, settings.device, home)
+        for _ in range(LANES if settings.device == "cpu" else 1)
+    ]
+    with contextlib.ExitStack() as stack:
+        lanes = [stack.enter_context(one) for one in made]
+        yield RealConfirmation(lanes, settings.confirm, settings.seed, home[0])
+
+
 class RealConfirmation:
     """Confirms candidates on real processes, in order of their ranks: another number of ranks needs other processes.
 
     A rule that is wrong there too is Unsound, one for which every rank raises in fresh processes is Refused.  A rule that is right
     there is cleared, if the probe could not judge it.
+
+    Each of `lanes` runs every so many-th rule on processes of its own, in a thread, so that the processor has work while ranks wait
+    for each other or for their end.  Threads take turns: one at a time computes here, and only real runs go on beside it.
     """
 
-    def __init__(self, real_runs: ProgramRealRuns, backend: str, seed: int, rules: str) -> None:
-        self._real_runs, self._backend, self._seed, self._rules = real_runs, backend, seed, rules
+    def __init__(self, lanes: Sequence[ProgramRealRuns], backend: str, seed: int, rules: str) -> None:
+        self._lanes, self._backend, self._seed, self._rules = lanes, backend, seed, rules
+        self._turn = threading.Lock()
+        for lane in lanes:
+            lane.turn = self._turn
         self.note: Callable[[str], None] = lambda name: None  # is called with the rule that is run next
 
     def settle(self, todo: Mapping[str, Sequence[Candidate]], suspected: set[str]) -> Iterator[RuleOutcome]:
@@ -230,28 +257,69 @@ class RealConfirmation:
         left = {name: list(candidates) for name, candidates in todo.items()}
         last: dict[str, tuple[Candidate, Confirmation]] = {}
         for ranks in sorted({s.instance.ranks for candidates in todo.values() for s in candidates}):
-            for name in list(left):
-                here = [s for s in left[name] if s.instance.ranks == ranks]
-                self.note(name)
-                for candidate in here:
-                    last[name] = self._confirmed(candidate, name in suspected)
-                    if last[name][1].wrong:
-                        break
-                left[name] = [s for s in left[name] if s.instance.ranks > ranks]
-                if last.get(name) and (last[name][1].wrong or not left[name]):
-                    del left[name]
-                    yield self._result(name, *last[name], suspected=name in suspected)
+            here = {name: [s for s in found if s.instance.ranks == ranks] for name, found in left.items()}
+            with contextlib.closing(self._tried(here, suspected)) as found:
+                for name, tried in found:
+                    left[name] = [s for s in left[name] if s.instance.ranks > ranks]
+                    if tried is not None:
+                        last[name] = tried
+                    if name in last and (last[name][1].wrong or not left[name]):
+                        del left[name]
+                        with self._turn:
+                            result = self._result(name, *last[name], suspected=name in suspected)
+                        yield result
 
-    def _confirmed(self, candidate: Candidate, suspected: bool) -> tuple[Candidate, Confirmation]:
+    def _tried(
+        self, todo: Mapping[str, Sequence[Candidate]], suspected: set[str]
+    ) -> Generator[tuple[str, tuple[Candidate, Confirmation] | None]]:
+        """For each rule, in their order, the first candidate that goes wrong, or the last, and what real processes make of it."""
+        threads = [
+            ThreadPoolExecutor(1, "confirmation", torch.set_num_threads, (torch.get_num_threads(),))
+            for _ in self._lanes
+        ]
+        tasks: dict[str, Future[tuple[Candidate, Confirmation] | None]] = {}
+        try:
+            for number, (name, found) in enumerate(todo.items()):
+                lane = number % len(self._lanes)  # always the same one: DTensor keeps something from call to call
+                run, mine = contextvars.copy_context().run, self._lanes[lane]
+                tasks[name] = threads[lane].submit(run, self._first_wrong, mine, name, found, name in suspected)
+            for name, task in tasks.items():
+                yield name, task.result()
+        except BaseException:  # why: whatever it is, Ctrl-C too, no real run goes on; it is raised again
+            for task in tasks.values():
+                task.cancel()
+            while wait(tasks.values(), timeout=0.1).not_done:
+                for real_runs in self._lanes:
+                    real_runs.stop()
+            raise
+        finally:
+            for thread in threads:
+                thread.shutdown()
+
+    def _first_wrong(
+        self, lane: ProgramRealRuns, name: str, candidates: Sequence[Candidate], suspected: bool
+    ) -> tuple[Candidate, Confirmation] | None:
+        found = None
+        with self._turn:
+            self.note(name)
+            for candidate in candidates:
+                found = self._confirmed(lane, candidate, suspected)
+                if found[1].wrong:
+                    break
+        return found
+
+    def _confirmed(
+        self, lane: ProgramRealRuns, candidate: Candidate, suspected: bool
+    ) -> tuple[Candidate, Confirmation]:
         """The candidate and what real processes make of it; if only a second call raises there, the program of both."""
-        outcome = with_refusal(candidate, self._run_for_real(candidate), suspected)
+        outcome = with_refusal(candidate, self._run_for_real(lane, candidate), suspected)
         if outcome.after_others and (twice := repeated(candidate)) is not None:
-            again = with_refusal(twice, self._run_for_real(twice), True)
+            again = with_refusal(twice, self._run_for_real(lane, twice), True)
             if again.refused:
                 return twice, again
         return candidate, outcome
 
-    def _run_for_real(self, candidate: Candidate) -> Confirmation:
+    def _run_for_real(self, lane: ProgramRealRuns, candidate: Candidate) -> Confirmation:
         reason = candidate.instance.evidence.reason
         try:
             made = made_here(candidate, self._seed)
@@ -260,8 +328,8 @@ class RealConfirmation:
                 return Confirmation("", f"no such program: {error}")
             return Confirmation("", f"no such case: {error_in_one_line(error)}", failed=traceback.format_exc())
         if isinstance(made, Program):
-            return self._real_runs.confirm_program(made, expected=reason)
-        return self._real_runs.confirm(made, expected=reason)
+            return lane.confirm_program(made, expected=reason)
+        return lane.confirm(made, expected=reason)
 
     def _result(self, name: str, candidate: Candidate, outcome: Confirmation, *, suspected: bool) -> RuleOutcome:
         sample = candidate.instance.sample

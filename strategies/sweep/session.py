@@ -37,7 +37,6 @@ from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, Verdic
 from strategies.programs.chained import validate_on_meshes, validate_with_follow_ups
 from strategies.programs.mesh_validation import validate_context_parallel, validate_handlers
 from strategies.programs.random_laws import validate_laws
-from strategies.programs.run.real_run import ProgramRealRuns
 from strategies.programs.shrink.search import ShrinkTask, smaller_candidates
 from strategies.sweep import aggregate, confirmation, executors
 from strategies.torch_api import user_modules
@@ -366,8 +365,7 @@ class _Validation:
             self._add_confirmation(settled)
         self.progress.phase("confirming on real processes", len(tried))
         kernels = kernels_on(self.settings.device)  # what the op gives is that of the device on which DTensor runs it
-        with kernels, ProgramRealRuns(self.settings.confirm, self.settings.device, self.home) as real_runs:
-            session = confirmation.RealConfirmation(real_runs, self.settings.confirm, self.settings.seed, self.home[0])
+        with kernels, confirmation.real_confirmation(self.settings, self.home) as session:
             session.note = self.progress.now
             for settled in session.settle(tried, set(suspected)):
                 self._add_confirmation(settled)

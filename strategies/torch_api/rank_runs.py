@@ -255,6 +255,12 @@ class RankProcesses:
         self._close_pool()
         self._close_next()
 
+    def kill(self) -> None:
+        """End the processes, also while another thread waits for them: they have died, for it."""
+        for pool in (self._pool, self._next):
+            if pool is not None:
+                pool.kill()
+
     def _close_next(self) -> None:
         if self._next is not None:
             self._next.close()

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,12 +52,49 @@ SECONDS_AFTER_SIMULATION = 2.0
 """Processor time in seconds for a call from which simulated ranks have not returned either, in a longer time."""
 
 
+class RunsStopped(Exception):
+    """The real runs of a `ProgramRealRuns` were stopped from another thread."""
+
+
 class ProgramRealRuns(RankProcesses):
-    """Real processes that confirm cases and programs, under the user's rules module `home`."""
+    """Real processes that confirm cases and programs, under the user's rules module `home`.
+
+    A thread that holds the lock `turn` gives it to others while the processes are at work.
+    """
 
     def __init__(self, backend: str, device: str = "cpu", home: RulesModule = ("", "")) -> None:
         super().__init__(backend)
         self.device, self.home = device, home
+        self.turn: threading.Lock | None = None
+        self._stopped = False
+
+    def run(self, play: Callable[[bytes], bytes], parts: Sequence[Any]) -> list[Outcome]:
+        """As of `RankProcesses`.  Raises `RunsStopped`."""
+        with self._others_turn():
+            return super().run(play, parts)
+
+    def renew(self, ranks: int) -> None:
+        """As of `RankProcesses`.  Raises `RunsStopped`."""
+        with self._others_turn():
+            super().renew(ranks)
+
+    def stop(self) -> None:
+        """From another thread: end the processes, and run none any more."""
+        self._stopped = True
+        self.kill()
+
+    @contextlib.contextmanager
+    def _others_turn(self) -> Iterator[None]:
+        if self._stopped:
+            raise RunsStopped
+        if self.turn is None:
+            yield
+            return
+        self.turn.release()
+        try:
+            yield
+        finally:
+            self.turn.acquire()
 
     def confirm(self, case: Case, *, expected: str = "") -> Confirmation:
         """Run the case on real processes; in new ones if `expected`, what a probe has found, is that a rank raises.

@@ -1,15 +1,22 @@
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import replace
 
 import pytest
 from torch.distributed.tensor import Replicate, Shard
 
+from localtensor._util import Died
 from strategies.model.rule import Call, Leaf, Program
 from strategies.model.settings import BadSetting
 from strategies.model.verdict import Evidence, Verdict
 from strategies.programs.run.rank_run import ProgramRankResult
+from strategies.programs.run.real_run import ProgramRealRuns, RunsStopped
 from strategies.programs.run.verdict import Confirmation
 from strategies.sweep import aggregate, confirmation
 from strategies.sweep.confirmation import RealConfirmation, leave_unconfirmed
+from strategies.torch_api.rank_runs import returned_values
 from strategies.validation import finding
 from strategies.validation.finding import Candidate, RuleOutcome
 from tests.strategies.cases import numbers, sample
@@ -42,7 +49,7 @@ class Answers:
 
 def settled(todo, *answers, doubted=None):
     real_runs = Answers(*answers)
-    found = list(RealConfirmation(real_runs, "gloo", 0, "").settle(todo, set(todo) if doubted is None else doubted))
+    found = list(RealConfirmation([real_runs], "gloo", 0, "").settle(todo, set(todo) if doubted is None else doubted))
     assert real_runs.answers == []
     return found, real_runs.asked
 
@@ -60,7 +67,7 @@ def test_a_real_run_is_told_what_the_probe_has_found():
     real_runs = Answers(WRONG, WRONG)
     raising = replace(suspect().instance, evidence=Evidence("rank 0 raises ValueError"))
     todo = {"a": [suspect()], "b": [Candidate(raising)]}
-    list(RealConfirmation(real_runs, "gloo", 0, "").settle(todo, set(todo)))
+    list(RealConfirmation([real_runs], "gloo", 0, "").settle(todo, set(todo)))
     assert real_runs.expected == ["wrong", "rank 0 raises ValueError"]
 
 
@@ -272,3 +279,105 @@ def test_a_case_of_a_file_that_plain_torch_does_not_take_is_a_crash_and_the_othe
 def test_a_case_of_the_command_line_that_is_none_here_is_refused(op, args):
     with pytest.raises(BadSetting, match=r"--case: .*: there is no such case under this torch and these rules"):
         confirmation.check_case(no_case(op, args), 0, "cpu")
+
+
+# Several rules at one time.
+
+
+CALLER = ContextVar("CALLER", default="nobody")
+
+
+class Lane(Answers):
+    """Gives each case the same answer, and notes who has the turn while it computes and while ranks are at work."""
+
+    def __init__(self, seen, meet=None):
+        super().__init__()
+        self.seen, self.meet, self.turn, self.stopped = seen, meet, None, threading.Event()
+
+    def confirm(self, case, *, expected):
+        self.seen.append((id(self), CALLER.get(), self.turn.locked()))
+        self.turn.release()
+        try:
+            if self.meet is not None:
+                self.meet(self)
+        finally:
+            self.turn.acquire()
+        return WRONG
+
+    def stop(self):
+        self.stopped.set()
+
+
+def names(count):
+    return {f"rule {number}": [suspect()] for number in range(count)}
+
+
+def test_each_lane_has_every_second_rule_in_its_order_and_one_thread_computes_at_a_time():
+    seen, told, both = [], [], threading.Barrier(2, timeout=60)
+    first, second = lanes = [
+        Lane(seen, meet=lambda lane: both.wait()) for _ in range(2)
+    ]  # real runs go on beside each other
+    session = RealConfirmation(lanes, "gloo", 0, "")
+    session.note = told.append
+    token = CALLER.set("the caller's")
+    found = [outcome.name for outcome in session.settle(names(4), {*names(4)})]
+    CALLER.reset(token)
+    assert found == [*names(4)] and sorted(told) == [*names(4)]
+    assert Counter(seen) == {(id(first), "the caller's", True): 2, (id(second), "the caller's", True): 2}
+    assert not session._turn.locked()
+
+
+def test_what_one_lane_raises_ends_the_real_runs_of_the_other():
+    """The second lane waits until it is stopped; the first raises once the second waits."""
+    waits = threading.Event()
+
+    def fails(lane):
+        assert waits.wait(60)
+        raise ZeroDivisionError
+
+    def stays(lane):
+        waits.set()
+        assert lane.stopped.wait(60)
+
+    lanes = [Lane([], fails), Lane([], stays)]
+    with pytest.raises(ZeroDivisionError):
+        list(RealConfirmation(lanes, "gloo", 0, "").settle(names(6), {*names(6)}))
+    assert len(lanes[0].seen) <= 3 and len(lanes[1].seen) == 1
+
+
+def test_a_caller_who_stops_early_ends_the_real_runs():
+    waits = threading.Event()
+    lanes = [Lane([]), Lane([], lambda lane: (waits.set(), lane.stopped.wait(60)))]
+    outcomes = RealConfirmation(lanes, "gloo", 0, "").settle(names(2), {*names(2)})
+    assert next(outcomes).name == "rule 0" and waits.wait(60)
+    outcomes.close()
+    assert lanes[1].stopped.is_set()
+
+
+def test_processes_that_are_stopped_run_no_more_and_give_the_turn_while_they_work():
+    with ProgramRealRuns("gloo") as runs:
+        runs.turn = threading.Lock()
+        with runs.turn:
+            seen = runs.run(echo, ["x", "y"])
+            assert returned_values(seen) == ["x", "y"] and runs.turn.locked()
+            runs.stop()
+            with pytest.raises(RunsStopped):
+                runs.run(echo, ["x", "y"])
+
+
+def echo(sent):
+    return sent
+
+
+def test_ranks_that_are_killed_from_another_thread_have_died():
+    with ProgramRealRuns("gloo") as runs:
+        runs.run(echo, ["x", "y"])
+        with ThreadPoolExecutor(1) as thread:
+            stuck = thread.submit(runs.run, stay, ["x", "y"])
+            while not stuck.done():
+                runs.kill()
+        assert all(isinstance(outcome, Died) for outcome in stuck.result())
+
+
+def stay(sent):
+    threading.Event().wait()

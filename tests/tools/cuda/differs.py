@@ -107,7 +107,7 @@ def _confirmations(
     todo: Mapping[str, Sequence[Candidate]], device: str, backend: str, until: float
 ) -> Iterator[tuple[str, Word]]:
     with kernels_on(device), ProgramRealRuns(backend, device) as real_runs:
-        for outcome in RealConfirmation(real_runs, backend, 0, "dtensor").settle(todo, {*todo}):
+        for outcome in RealConfirmation([real_runs], backend, 0, "dtensor").settle(todo, {*todo}):
             finding = outcome.finding
             why = f"{finding.reason}" if finding else "right on real processes"
             yield outcome.name, Word(finding.verdict.value if finding else "cleared", why)
