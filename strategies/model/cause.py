@@ -66,8 +66,13 @@ class CauseRecord:
 
     @property
     def name(self) -> str:
-        subject = self.key[1].partition(",")[0] if self.kind == PUBLIC_CALL else self.function
-        return f"{subject or 'not attributed'}: {self.what}"
+        return f"{self.subject}: {self.what}"
+
+    @property
+    def subject(self) -> str:
+        """The function that is wrong, or the public one that a program calls."""
+        found = self.key[1].partition(",")[0] if self.kind == PUBLIC_CALL else self.function
+        return found or "not attributed"
 
     @property
     def script_name(self) -> str:

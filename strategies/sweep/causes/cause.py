@@ -222,7 +222,7 @@ def _words(key: Key, members: Members) -> tuple[str, tuple[str, ...]]:
     """What is wrong, and the families of ops that are named with it."""
     kind, errors = key[0], sorted({raised[1] for _, one in members if (raised := _RAISED.search(one.reason))})
     if kind == UNKNOWN:
-        return f"{_happens(key[2], errors)}, for {key[1]}", ()
+        return _happens(key[2], errors), (key[1],)
     if kind == PUBLIC_CALL:
         uses = use_in_words(key[1])
         return _happens(key[2], errors) + (f" ({uses})" if uses else ""), ()

@@ -107,7 +107,7 @@ def known_versions(record: CauseRecord) -> tuple[tuple[str, str], ...]:
 
     A row is of this cause if function and words are equal, and it names an op of it: a journal of few ops names fewer.
     """
-    words, _ = _title_parts(f"{record.function or 'not attributed'}: {record.words}")
+    words, _ = _title_parts(f"{record.subject}: {record.words}")
     own = set(record.families)
     rows = [row for row in _known() if row[0] == words and (row[1] & own or not (row[1] or own))]
     shown = rows[0][2] if len(rows) == 1 else ()

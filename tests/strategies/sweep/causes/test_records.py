@@ -9,7 +9,7 @@ import torch
 
 from strategies.base.journal import BadJournal, load_journal
 from strategies.base.progress import Progress
-from strategies.model.cause import RIGHT, SHOWS, read_causes
+from strategies.model.cause import PUBLIC_CALL, RIGHT, SHOWS, read_causes
 from strategies.model.settings import Settings
 from strategies.sweep import aggregate
 from strategies.sweep.causes import records
@@ -75,6 +75,17 @@ def test_versions_are_those_of_the_row_that_is_of_this_cause():
     assert dict(records.known_versions(replace(SCAN, families=("cumprod", "cumsum"))))["2.14.1"] == "fixed"
     assert records.known_versions(replace(gather, families=("scatter",))) == ()
     assert records.known_versions(replace(gather, words="an odd thing")) == ()
+
+
+def test_versions_of_a_public_call_are_found_by_its_public_name(monkeypatch):
+    found = ("2.13.0", "present"), ("2.15.0", "fixed")
+    made = replace(SCAN, kind=PUBLIC_CALL, key=(PUBLIC_CALL, "parallel.C, modules kept", "values"), families=())
+    made = replace(
+        made, function="C.__init__", words="wrong values (a training step, shared parameters)", found_on="2.13.0"
+    )
+    monkeypatch.setattr(records, "_known", lambda: [(*records._title_parts(made.name), found)])
+    assert records.known_versions(made) == found
+    assert records.known_versions(replace(made, words="wrong values")) == ()
 
 
 def test_a_script_that_does_not_show_the_fault_where_it_was_found_says_nothing_of_other_versions(monkeypatch):
