@@ -223,10 +223,8 @@ LANES = 2
 @contextlib.contextmanager
 def real_confirmation(settings: Settings, home: RulesModule) -> Iterator[RealConfirmation]:
     """The processes that confirm what a sweep suspects; on a device, which they would share, those of one rule at a time."""
-    made = [
-        ProgramRealRuns(settings.confirm, settings.device, home)
-        for _ in range(LANES if settings.device == "cpu" else 1)
-    ]
+    count = LANES if (settings.device, settings.confirm) == ("cpu", "gloo") else 1
+    made = [ProgramRealRuns(settings.confirm, settings.device, home) for _ in range(count)]
     with contextlib.ExitStack() as stack:
         lanes = [stack.enter_context(one) for one in made]
         yield RealConfirmation(lanes, settings.confirm, settings.seed, home[0])
@@ -249,7 +247,7 @@ class RealConfirmation:
             lane.turn = self._turn
         self.note: Callable[[str], None] = lambda name: None  # is called with the rule that is run next
 
-    def settle(self, todo: Mapping[str, Sequence[Candidate]], suspected: set[str]) -> Iterator[RuleOutcome]:
+    def settle(self, todo: Mapping[str, Sequence[Candidate]], suspected: set[str]) -> Generator[RuleOutcome]:
         """The outcome of each rule as soon as it is known, by the first of its cases that goes wrong, or by the last.
 
         `suspected` are the rules that the probe found wrong; it could not judge the others.

@@ -6,6 +6,7 @@ reported as a crash.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections import Counter, defaultdict
@@ -367,9 +368,10 @@ class _Validation:
         kernels = kernels_on(self.settings.device)  # what the op gives is that of the device on which DTensor runs it
         with kernels, confirmation.real_confirmation(self.settings, self.home) as session:
             session.note = self.progress.now
-            for settled in session.settle(tried, set(suspected)):
-                self._add_confirmation(settled)
-                self.progress.tick()
+            with contextlib.closing(session.settle(tried, set(suspected))) as outcomes:
+                for settled in outcomes:
+                    self._add_confirmation(settled)
+                    self.progress.tick()
 
     def _shrunk(
         self, workers: Workers, todo: Mapping[str, Sequence[Candidate]], suspected: set[str]

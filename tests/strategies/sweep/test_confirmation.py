@@ -9,13 +9,13 @@ from torch.distributed.tensor import Replicate, Shard
 
 from localtensor._util import Died
 from strategies.model.rule import Call, Leaf, Program
-from strategies.model.settings import BadSetting
+from strategies.model.settings import BadSetting, Settings
 from strategies.model.verdict import Evidence, Verdict
 from strategies.programs.run.rank_run import ProgramRankResult
 from strategies.programs.run.real_run import ProgramRealRuns, RunsStopped
 from strategies.programs.run.verdict import Confirmation
 from strategies.sweep import aggregate, confirmation
-from strategies.sweep.confirmation import RealConfirmation, leave_unconfirmed
+from strategies.sweep.confirmation import RealConfirmation, leave_unconfirmed, real_confirmation
 from strategies.torch_api.rank_runs import returned_values
 from strategies.validation import finding
 from strategies.validation.finding import Candidate, RuleOutcome
@@ -325,6 +325,12 @@ def test_each_lane_has_every_second_rule_in_its_order_and_one_thread_computes_at
     assert found == [*names(4)] and sorted(told) == [*names(4)]
     assert Counter(seen) == {(id(first), "the caller's", True): 2, (id(second), "the caller's", True): 2}
     assert not session._turn.locked()
+
+
+@pytest.mark.parametrize(("device", "backend", "lanes"), [("cpu", "gloo", 2), ("cpu", "nccl", 1), ("cuda", "gloo", 1)])
+def test_rules_that_share_a_gpu_are_confirmed_one_at_a_time(device, backend, lanes):
+    with real_confirmation(Settings(("aten.neg",), device=device, confirm=backend), ("", "")) as session:
+        assert len(session._lanes) == lanes
 
 
 def test_what_one_lane_raises_ends_the_real_runs_of_the_other():
