@@ -3,13 +3,14 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from torch.distributed.tensor import Replicate, Shard
 
 from localtensor._util import Died
 from strategies.model.rule import Call, Leaf, Program
-from strategies.model.settings import BadSetting, Settings
+from strategies.model.settings import BadSetting
 from strategies.model.verdict import Evidence, Verdict
 from strategies.programs.run.rank_run import ProgramRankResult
 from strategies.programs.run.real_run import ProgramRealRuns, RunsStopped
@@ -329,7 +330,7 @@ def test_each_lane_has_every_second_rule_in_its_order_and_one_thread_computes_at
 
 @pytest.mark.parametrize(("device", "backend", "lanes"), [("cpu", "gloo", 2), ("cpu", "nccl", 1), ("cuda", "gloo", 1)])
 def test_rules_that_share_a_gpu_are_confirmed_one_at_a_time(device, backend, lanes):
-    with real_confirmation(Settings(("aten.neg",), device=device, confirm=backend), ("", "")) as session:
+    with real_confirmation(SimpleNamespace(device=device, confirm=backend, seed=0), ("", "")) as session:
         assert len(session._lanes) == lanes
 
 
