@@ -34,10 +34,14 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The rank had not finished when the time was up; `where` is its innermost line, or "unknown"."""
+    """The rank had not finished when the time was up; `where` is its innermost line, or "unknown".
+
+    `raised` is the error that it was about to tell its peers: the text of a local variable `__raised__` of a function at work.
+    """
 
     rank: int
     where: str
+    raised: str = ""
 
 
 @dataclass(frozen=True, slots=True)

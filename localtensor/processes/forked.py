@@ -34,7 +34,7 @@ from localtensor.errors.programs import RankRaised
 from localtensor.processes import pool, worker
 from localtensor.processes.job import CallerState, caller_state, run_job
 from localtensor.processes.pool import GRACE, LEAVE
-from localtensor.processes.worker import Answer, Reply, WorkerSpec
+from localtensor.processes.worker import SEPARATOR, Answer, Reply, WorkerSpec
 from localtensor.processes.worker_group import WorkerGroup
 
 
@@ -311,7 +311,7 @@ def _outcome(rank: int, reply: Reply) -> Outcome:
         return Returned(rank, None)
     if isinstance(body, ExceptionRecord):
         return Raised(rank, body.kind, body.message, body.traceback, body.at)
-    return Waiting(rank, body) if reply.kind == "waiting" else Died(rank, body)
+    return Waiting(rank, *body.split(SEPARATOR, 1)) if reply.kind == "waiting" else Died(rank, body)
 
 
 def _error_of_ranks(replies: Sequence[Reply], outcomes: Sequence[Outcome], seconds: float) -> LocalTensorError:

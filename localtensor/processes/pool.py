@@ -36,7 +36,7 @@ from localtensor._util.pickling import dumps
 from localtensor.errors import LocalTensorError, NestedRun, NeverEnded, NotImportable, RankRaised, TooFewGpus
 from localtensor.processes.idleness import Idleness
 from localtensor.processes.job import FunctionNotFound, caller_state, run_job
-from localtensor.processes.worker import GROUP_TIMEOUT, Reply
+from localtensor.processes.worker import GROUP_TIMEOUT, SEPARATOR, Reply
 from localtensor.processes.worker_group import WorkerGroup, ranks_end_on_sigterm
 
 BACKENDS = ("gloo", "nccl", "cpu:gloo,cuda:nccl")
@@ -174,7 +174,7 @@ def _outcome(rank: int, reply: Reply, fn: Callable[..., object]) -> Outcome:
         case "died":
             return Died(rank, body)
         case "waiting":
-            return Waiting(rank, body)
+            return Waiting(rank, *body.split(SEPARATOR, 1))
         case "no_function":
             raise errors.NotImportable("Pool.call", name_of(fn), f"{body[0]}: {body[1]}")
         case "no_arguments":

@@ -261,9 +261,19 @@ def _serve_side(side: Connection, main: int, folder: str) -> None:
     try:
         while True:
             side.recv_bytes()
-            side.send_bytes(whereabouts(sys._current_frames().get(main)).encode())
+            frame = sys._current_frames().get(main)
+            side.send_bytes(f"{whereabouts(frame)}{SEPARATOR}{_raised_in(frame)}".encode())
     except (EOFError, OSError):
         _leave(folder)
+
+
+SEPARATOR = "\0"
+"""Stands between the position of a rank and the error that it holds."""
+
+
+def _raised_in(frame: FrameType | None) -> str:
+    """The text of the innermost local variable `__raised__`, or ""."""
+    return next((text for inner, _ in _frames_of_job(frame) if (text := inner.f_locals.get("__raised__"))), "")
 
 
 def _leave(folder: str) -> None:

@@ -307,6 +307,11 @@ class RankFailure:
     raised: Raised | None = None
 
 
+def some_raise_text(ranks: Sequence[int], error: str) -> str:
+    """What goes wrong where these ranks raise and others do not."""
+    return f"rank {', '.join(map(str, ranks))} raises {error}; its peers go on and wait for it at the next collective"
+
+
 def first_rank_failure(outcomes: Sequence[Outcome]) -> RankFailure | None:
     """The first rank that died, or else that raised, or else all that wait; None if all returned."""
     for outcome in outcomes:  # first of all, since the peers of a dead process raise, or wait for it
@@ -318,6 +323,9 @@ def first_rank_failure(outcomes: Sequence[Outcome]) -> RankFailure | None:
             raised = f"rank {outcome.rank} raises {outcome.kind}: {outcome.message}"
             return RankFailure(raised, (outcome.rank,), outcome)
     waiting = [outcome for outcome in outcomes if isinstance(outcome, Waiting)]
+    if held := [outcome for outcome in waiting if outcome.raised]:
+        ranks = tuple(outcome.rank for outcome in held)
+        return RankFailure(some_raise_text(ranks, held[0].raised), ranks)
     where = "; ".join(f"rank {outcome.rank} waits at {outcome.where}" for outcome in waiting)
     return RankFailure(f"hangs: {where}", tuple(outcome.rank for outcome in waiting)) if waiting else None
 

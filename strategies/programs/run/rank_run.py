@@ -184,6 +184,7 @@ def _synchronised(work: Callable[[], Any], seconds: float = CALL_SECONDS) -> tup
         error = no_return_error(stuck)
     except Exception as raised:  # why: any exception is this rank's result, reported with its traceback
         error, trace = error_in_one_line(raised), traceback.format_exc()
+        __raised__ = error  # noqa: F841  # what is said of this rank if a peer waits in the op, and does not come here
     flag = torch.tensor([float(bool(error))])
     dist.all_reduce(flag)
     if not flag.item():

@@ -20,6 +20,7 @@ from strategies.model.rule import Program, Sample, placements_text, read_layout
 from strategies.programs.run.rank_run import ProgramRankResult, WrongPieceShape
 from strategies.programs.run.step_functions import local_inputs_of
 from strategies.torch_api.code_places import refusal_text
+from strategies.torch_api.rank_runs import some_raise_text
 from strategies.validation.difference import SPLIT_ULPS, ElementDifference, folding_error, tensor_text
 from strategies.validation.finding import Candidate
 from strategies.validation.probe import Case
@@ -179,9 +180,7 @@ def _raised(failed: ProgramRankResult, results: tuple[ProgramRankResult, ...]) -
     who = [rank for rank, error in enumerate(failed.errors) if error]
     error = failed.errors[who[0]]
     if len(who) < len(failed.errors):
-        names = ", ".join(map(str, who))
-        wrong = f"rank {names} raises {error}; its peers go on and wait for it at the next collective"
-        return Confirmation(wrong, rank_results=results)
+        return Confirmation(some_raise_text(who, error), rank_results=results)
     if UNMOVED in error:
         return Confirmation("", f"gloo does not move this dtype, whatever the rule: {error}", rank_results=results)
     where = "DTensor refuses this call" if failed.failed == "op" else NOT_ASSEMBLED

@@ -589,6 +589,19 @@ def test_a_frozen_process_is_waiting_nobody_knows_where(pool, pids):
     assert_fresh_and_right(pool, pids)
 
 
+def holds_an_error(rank):
+    if rank:
+        __raised__ = "ValueError: no"  # noqa: F841
+        threading.Event().wait()
+    return rank
+
+
+def test_what_a_rank_was_about_to_tell_its_peers_is_said_of_it(pool, pids):
+    returned, waiting = pool.call(holds_an_error, [(0,), (1,)], timeout=1.0)
+    assert (returned, waiting.rank, waiting.raised) == (Returned(0, 0), 1, "ValueError: no")
+    assert "holds_an_error" in waiting.where and "no" not in waiting.where.replace("holds_an_error", "")
+
+
 # Death.
 
 

@@ -379,6 +379,20 @@ def test_a_hang_says_where_each_rank_waits():
     assert_wrong(found, r"hangs: rank 0 waits at a\.py:1; rank 1 waits at b\.py:2")
 
 
+def test_a_rank_that_holds_an_error_while_its_peers_wait_has_raised():
+    held = [Waiting(0, "a.py:1"), Waiting(1, "rank_run.py:188", raised="IndexError: no row")]
+    found = case_confirmation(NEG, held)
+    assert_wrong(found, r"rank 1 raises IndexError: no row; its peers go on and wait for it at the next collective")
+
+
+def test_an_op_in_whose_collective_the_peers_wait_is_reported_by_the_error_of_the_rank_that_left_it(real_runs):
+    """The flag by which rank 1 tells its peers of an error is taken for its part of the collective of `rank 0 waits`."""
+    found = real_runs.confirm_program(on(sample("argmax.default", numbers(4, 1), -1), "S(1)"))
+    if not found.wrong:
+        pytest.skip("this torch takes an empty shard")
+    assert "raises IndexError" in found.wrong and "hangs" not in found.wrong
+
+
 class Slow:
     """Processes that answer these outcomes, call by call."""
 
