@@ -66,8 +66,11 @@ def debian_sources() -> Path:
         with tarfile.open(package) as members:
             for member in members:
                 path = member.name.partition("/")[2]
-                if path.startswith("test/distributed/"):
-                    members.extract(member.replace(name=path), unpacked, filter="data")
+                held = members.extractfile(member) if path.startswith("test/distributed/") else None
+                if held is not None:  # no `filter="data"`: Python 3.11.2 has none, and the package's hash is known
+                    file = unpacked / path
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_bytes(held.read())
         try:
             unpacked.rename(folder)
         except OSError:  # another process has been faster
