@@ -217,8 +217,7 @@ class Attributor:
     def __init__(self, work: MeshTask[Confirmation], *, judged: bool, program: Program | None = None) -> None:
         self._work, self._judged, self._program = work, judged, program
         self._first: tuple[Trace, str] | None = None
-        self._later = False
-        self._follows = ""
+        self._later, self._follows = False, ""
 
     def cause(self, like: str = "") -> Attribution | None:
         """The cause; None if the run is right, or wrong in another way than by the reason `like`."""
@@ -245,7 +244,10 @@ class Attributor:
     def _first_of_several(self, trace: Trace, reason: str) -> Attribution | None:
         """The part that refuses the call first, where another one refuses it without it."""
         self._later = True
-        found = self._replaceable(trace, reason)
+        try:
+            found = self._replaceable(trace, reason)
+        finally:
+            self._later = False
         if found is None or not found.fix:
             return None
         return replace(found, fix="", why=ANOTHER_FOLLOWS.format(what=found.fix, error=self._follows))
