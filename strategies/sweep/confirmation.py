@@ -217,12 +217,12 @@ def check_case(candidate: Candidate, seed: int, device: str) -> None:
 
 
 LANES = 2
-"""Rules that are run on real processes at one time, each on its own: a core is idle for a quarter of the time with one."""
+"""Rules that are run on real processes at one time: with one, both cores are idle while its ranks wait for each other."""
 
 
 @contextlib.contextmanager
 def real_confirmation(settings: Settings, home: RulesModule) -> Iterator[RealConfirmation]:
-    """The processes that confirm what a sweep suspects; on a device, which they would share, those of one rule at a time."""
+    """The processes that confirm what a sweep suspects; rules that would share a GPU are run one at a time."""
     count = LANES if (settings.device, settings.confirm) == ("cpu", "gloo") else 1
     made = [ProgramRealRuns(settings.confirm, settings.device, home) for _ in range(count)]
     with contextlib.ExitStack() as stack:

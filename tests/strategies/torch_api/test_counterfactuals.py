@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+import torch.utils._mode_utils
 from torch.distributed.tensor import DTensor, Shard, _redistribute, distribute_tensor, init_device_mesh, placement_types
 
 import localtensor as lt
@@ -18,6 +19,7 @@ PARTS = [
     (_redistribute, ("redistribute_local_tensor",)),
     (type(DTensor._op_dispatcher), ("wrap",)),
     (torch._decomp, ("decomposition_table",)),
+    (torch.utils._mode_utils, ("no_dispatch",)),
     (torch.ops.aten.add.Tensor, ("_can_decompose", "decompose")),
     (placement_types.Partial, counterfactuals.STEPS["Partial"]),
     (placement_types.Shard, counterfactuals.STEPS["Shard"]),
@@ -60,6 +62,17 @@ def test_whichever_rank_asks_first_every_op_is_in_the_trace(seed):
 def test_an_op_replaced_is_right_and_keeps_its_placement():
     with counterfactuals.op_replaced(torch.ops.aten.cumprod.default):
         assert lt.run(cumprod, ranks=2)[0].tolist() == [1.0, 2.0, 6.0, 24.0]
+
+
+def squeezed():
+    x = distribute_tensor(torch.ones(4, 1), init_device_mesh("cpu", (2,)), [Shard(0)], src_data_rank=None)
+    y = x.squeeze_(-1)
+    return tuple(y.shape), tuple(y.to_local().shape)
+
+
+def test_a_tensor_that_an_op_in_place_gives_another_shape_says_so():
+    with counterfactuals.op_replaced(torch.ops.aten.squeeze_.dim):
+        assert lt.run(squeezed, ranks=2).values == (((4,), (2,)),) * 2
 
 
 @if_cumprod_has_a_rule

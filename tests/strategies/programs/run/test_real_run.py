@@ -386,10 +386,8 @@ def test_a_rank_that_holds_an_error_while_its_peers_wait_has_raised():
 
 
 def test_an_op_in_whose_collective_the_peers_wait_is_reported_by_the_error_of_the_rank_that_left_it(real_runs):
-    """The flag by which rank 1 tells its peers of an error is taken for its part of the collective of `rank 0 waits`."""
+    """The flag by which rank 1 tells of its error is taken for its part of the collective in which rank 0 waits."""
     found = real_runs.confirm_program(on(sample("argmax.default", numbers(4, 1), -1), "S(1)"))
-    if not found.wrong:
-        pytest.skip("this torch takes an empty shard")
     assert "raises IndexError" in found.wrong and "hangs" not in found.wrong
 
 
