@@ -7,6 +7,7 @@ arguments by position except keyword-only ones, without trailing defaults and wi
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -191,10 +192,10 @@ def trusts_caller(op: str) -> bool:
 
     With values that its usual caller would not pass, such an op reads out of bounds and may crash the process.  torch
     2.13: `_fft_r2c` with a negative dim, `segment_reduce` with lengths beyond its data, `linalg_ldl_solve` with pivots
-    of another matrix.
+    of another matrix.  The operators of Python, `__rshift__`, are no inner ops.
     """
     packet = op.split(".")[1]
-    inner = packet.startswith(("_", "native_")) or "backward" in packet
+    inner = re.match("_(?!_)|native_", packet) is not None or "backward" in packet
     return inner or any(word in a.name for a in schema_arguments(op) for word in _UNCHECKED)
 
 

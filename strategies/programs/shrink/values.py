@@ -101,10 +101,10 @@ def _simpler(spot: arguments.ScalarArgument) -> list[Any]:
         return [False] if value else []
     if isinstance(value, int):
         few = [0, 1, 2, -value] if not arguments.counts_dims(spot.name) else []
-        return [v for v in dict.fromkeys(few) if (abs(v), v < 0) < (abs(value), value < 0)]
+        return [v for v in dict.fromkeys(few) if (v < 0, abs(v)) < (value < 0, abs(value))]
     if isinstance(value, (float, complex)):
         numbers: list[Any] = [0.0, 1.0, 2.0, 0.5, _rounded(value)]
-        return [type(value)(v) for v in dict.fromkeys(numbers) if _digits(v) < _digits(value)]
+        return [type(value)(v) for v in dict.fromkeys(numbers) if digits(v) < digits(value)]
     return []
 
 
@@ -114,14 +114,22 @@ def _rounded(value: complex) -> complex:
     return complex(round(value.real, 1), round(value.imag, 1)) if isinstance(value, complex) else round(value, 1)
 
 
-def _digits(value: complex) -> int:
+DECIMAL = 3
+"""The rank in `digits` of a small number with one decimal."""
+
+
+def digits(value: complex) -> int:
     """The rank of a number by simplicity: 0, 1, a small whole number, one decimal, any other, not finite."""
     if not cmath.isfinite(value):
         return 5
     parts = (value.real, value.imag)
     if all(abs(p) <= LARGEST_SMALL_NUMBER and p == int(p) for p in parts):
         return min(2, int(sum(parts))) if min(parts) >= 0 else 2
-    return 3 if all(abs(p) <= LARGEST_SMALL_NUMBER and math.isclose(p, round(p, 1), rel_tol=1e-6) for p in parts) else 4
+    return (
+        DECIMAL
+        if all(abs(p) <= LARGEST_SMALL_NUMBER and math.isclose(p, round(p, 1), rel_tol=1e-6) for p in parts)
+        else 4
+    )
 
 
 def in_float32(program: Program) -> Iterator[Program]:
@@ -230,4 +238,4 @@ def _element_by_element(x: Tensor) -> Iterator[Tensor]:
 
 def _oddness(value: complex) -> int:
     """The rank of an element by simplicity: as of a number among the arguments, with 1 before 0."""
-    return 1 - int(value.real) if value in (0, 1) else _digits(value)
+    return 1 - int(value.real) if value in (0, 1) else digits(value)

@@ -18,6 +18,7 @@ A case has the last of these that applies.  Of equal ones shards come before par
 
 from __future__ import annotations
 
+import cmath
 import contextlib
 import enum
 import itertools
@@ -34,14 +35,23 @@ from torch.utils import _pytree as pytree
 
 from localtensor.layout import all_finite, is_float8, is_inexact, shape_text, shard_cut
 from strategies.base import shrink as base_shrink
-from strategies.model.arguments import counts_dims, is_index, named_arguments, scalar_arguments
+from strategies.model.arguments import (
+    ScalarArgument,
+    counts_dims,
+    is_index,
+    named_arguments,
+    scalar_arguments,
+    trusts_caller,
+)
 from strategies.model.kernels import REJECTIONS
 from strategies.model.rule import PUBLIC, Call, Program, leaf_numbers, out_leaves, overload, placements_text
 from strategies.programs.public_api.table import is_further_use
 from strategies.programs.shrink.search import fitting_out
 from strategies.programs.shrink.sizes import fewer_axes, fewer_dims, fewer_operands, fewer_ranks, resized, unevenness
 from strategies.programs.shrink.values import (
+    DECIMAL,
     counted,
+    digits,
     in_float32,
     simpler_scalars,
     with_tensors,
@@ -160,16 +170,26 @@ def _rank(program: Program) -> tuple[Severity, tuple[int, ...]]:
 
 def _strange(program: Program) -> tuple[int, ...]:
     """How far a program is from five ordinary lines: a second op, ranks, tensors, dtypes, dims, sizes, arguments, values."""
+    numbers = scalar_arguments(program.sample.call)
     sample = program.sample
     other = sum(x.dtype != torch.float32 for x in sample.tensors)
-    dims, arguments = sum(x.ndim for x in sample.tensors), len(scalar_arguments(sample.call))
+    dims, unusual = sum(x.ndim for x in sample.tensors), sum(_unusual(spot) for spot in numbers)
     odd = sum(not _is_counted(x) for x in sample.tensors)
-    return (bool(program.then), program.ranks, len(sample.tensors), other, dims, _far_sizes(program), arguments, odd)
+    few = (bool(program.then), program.ranks, len(sample.tensors), other, dims, _far_sizes(program))
+    return (*few, len(numbers), unusual, odd)
 
 
 def _far_sizes(program: Program) -> int:
-    """How far the sizes of the tensors are from twice the ranks or less."""
-    return sum(max(0, n - 2 * program.ranks) for x in program.sample.tensors for n in x.shape)
+    """How far the sizes of the tensors are from twice the ranks or less; a size of 1 is as far as one too many."""
+    return sum(max(0, n - 2 * program.ranks, n == 1) for x in program.sample.tensors for n in x.shape)
+
+
+def _unusual(spot: ScalarArgument) -> int:
+    """How unusual a number is as an argument: 1 if it is negative, 2 with many digits, 3 if it is not finite."""
+    value = spot.value
+    if isinstance(value, (float, complex)) and digits(value) > DECIMAL:
+        return 2 if cmath.isfinite(value) else 3
+    return int(isinstance(value, (int, float)) and value < 0)
 
 
 def _is_counted(x: Tensor) -> bool:
@@ -187,22 +207,40 @@ def _round_values(program: Program) -> Iterator[Program]:
     for i, x in enumerate(tensors):
         if x.dtype != torch.bool:
             yield with_tensors(program, {i: counted(x)})
-    for digits in (0, 1):
+    for decimals in (0, 1):
         yield with_tensors(
             program,
-            {i: x.round(decimals=digits) for i, x in enumerate(tensors) if is_inexact(x) and not x.is_complex()},
+            {i: x.round(decimals=decimals) for i, x in enumerate(tensors) if is_inexact(x) and not x.is_complex()},
         )
 
 
 def _even_sizes(program: Program) -> Iterator[Program]:
-    """Sizes of twice the ranks, of the ranks, and of one, for every dim of one size."""
+    """Sizes of the ranks for dims of one row, and for those that are uneven; then of twice the ranks, of the ranks, and of one,
+    for every dim of one size."""
     sizes = sorted({n for x in program.sample.tensors for n in x.shape}, reverse=True)
     ranks = program.ranks
+    yield from _larger_sizes(program)
     for to in (2 * ranks, ranks, 1):
         yield from resized(program, {n: to for n in sizes if n > to}, None)
     for n, to in itertools.product(sizes, (2 * ranks, ranks, ranks + 1, 1)):
         if to < n:
             yield from resized(program, {n: to}, None)
+
+
+def _larger_sizes(program: Program) -> Iterator[Program]:
+    """Sizes of the ranks or twice as many in place of 1, and of those that the ranks do not divide: in all tensors, then dim by dim."""
+    if trusts_caller(program.sample.op):
+        return
+    ranks, tensors = program.ranks, program.sample.tensors
+    small = [(i, d, n) for i, x in enumerate(tensors) for d, n in enumerate(x.shape) if n == 1 or n % ranks]
+    columns: dict[int, set[tuple[int, int]]] = {}
+    for i, d, _ in small:
+        columns.setdefault(d - tensors[i].ndim, set()).add((i, d))
+    for to, places in itertools.product((ranks, 2 * ranks), (None, *map(frozenset, columns.values()))):
+        grown = {n: to for *_, n in small if n < to}
+        for one in reversed([*resized(program, grown, places)]):  # the call as it is comes last of these
+            yield with_tensors(one, {i: counted(x) for i, x in enumerate(one.sample.tensors) if is_inexact(x)})
+            yield one
 
 
 def _contiguous(program: Program) -> Iterator[Program]:

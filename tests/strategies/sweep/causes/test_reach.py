@@ -98,6 +98,46 @@ def test_the_most_ordinary_case_is_in_float32_on_two_ranks_and_even_shards():
     assert (x.dtype, x.ndim, x.shape[0] % 2, x.flatten().tolist()[:2]) == (torch.float32, 1, 0, [1.0, 2.0])
 
 
+@pytest.mark.parametrize(("call", "tensors", "shows", "want"), [
+    (Call("aten.__rshift__.Scalar", (Leaf(0), -1)), (X.long(),), lambda call: call.args[1] != 0, (1,)),
+    (Call("aten.__rshift__.Scalar", (Leaf(0), -1)), (X.long(),), lambda call: call.args[1] not in (0, 1), (2,)),
+    (Call("aten.fill_.Scalar", (Leaf(0), -8.694485629462793)), (X,), lambda call: call.args[1] not in (0, 1), (2.0,)),
+    (Call("aten.linalg_vector_norm.default", (Leaf(0), -math.inf)), (X,), lambda call: call.args[1:] == (-math.inf,), (-math.inf,)),
+    (Call("aten.cumprod.default", (Leaf(0), -1)), (X,), lambda call: True, (-1,)),  # a dim may count from the back
+])  # fmt: skip
+def test_the_most_ordinary_number_is_not_negative_and_has_few_digits(call, tensors, shows, want):
+    found = most_ordinary(program(call, *tensors, inputs=ROWS), lambda one: shows(one.sample.call))
+    assert found.sample.call.args[1:] == want
+
+
+@pytest.mark.parametrize(("shape", "inputs", "want"), [
+    ((1,), ROWS, (2,)), ((3, 1), ROWS, (4, 2)), ((1, 6), ((Replicate(),),), (2, 4)),
+], ids=str)  # fmt: skip
+def test_the_most_ordinary_sizes_are_even_and_larger_than_one(shape, inputs, want):
+    start = program(Call("aten.sign.default", (Leaf(0),)), torch.rand(shape), inputs=inputs)
+    found = most_ordinary(start, lambda one: one.sample.tensors[0].ndim == len(shape))
+    assert found.sample.tensors[0].shape == want and reach(found) is Reach.EVERYDAY
+
+
+def test_a_size_of_one_stays_where_the_fault_needs_it_and_of_an_op_that_trusts_its_caller():
+    one = program(Call("aten.sign.default", (Leaf(0),)), torch.rand(1, 4), inputs=((Replicate(),),))
+    assert most_ordinary(one, lambda found: found.sample.tensors[0].shape[:-1] == (1,)).sample.tensors[0].shape == (
+        1,
+        4,
+    )
+    trusts = program(
+        Call("aten._fft_c2r.default", (Leaf(0), [0], 0, 1)), torch.ones(1, dtype=torch.complex64), inputs=ROWS
+    )
+    sizes = {found.sample.tensors[0].shape for found in _tried(trusts)}
+    assert sizes == {(1,)}
+
+
+def _tried(start):
+    tried = []
+    most_ordinary(start, lambda one: not tried.append(one) and one is start)
+    return tried
+
+
 def test_a_case_of_float8_is_spelled_and_made_ordinary():
     """torch has no kernels that compare or round float8, or look for NaN in it."""
     tiny = torch.tensor([0.5, 2.5, 3.0, math.nan]).to(torch.float8_e4m3fn)
