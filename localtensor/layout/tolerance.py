@@ -59,10 +59,12 @@ def max_abs(x: Tensor) -> Tensor:
 
 
 def measured_slack(value: object, others: Sequence[object], coarse: float = 0.0) -> Tensor | None:
-    """The slack of a result, from the results for moved inputs; None if it is no tensor.
+    """The slack of a result, from the results for moved inputs; None if it is no tensor.  A text that is always the same has none, 0.
 
     `coarse` is the unit in the last place of a number near 1 of the coarsest dtype on the way, if that is not the result's.
     """
+    if isinstance(value, str) and all(o == value for o in others):
+        return torch.zeros(())
     if not isinstance(value, Tensor):
         return None
     tensors = [o for o in others if isinstance(o, Tensor)]
@@ -93,8 +95,10 @@ def _distance(other: Tensor, value: Tensor) -> Tensor:
     return torch.where(alike, 0.0, (other - value).abs().double().nan_to_num(torch.inf))
 
 
-def widen_slack(slack: Tensor | None, value: Tensor, best: object) -> Tensor | None:
-    """The slack plus the dtype's own distance from `best`, the result in double precision."""
+def widen_slack(slack: Tensor | None, value: object, best: object) -> Tensor | None:
+    """The slack plus the dtype's own distance from `best`, the result in double precision; None for a text that is another one there."""
+    if not isinstance(value, Tensor):
+        return slack if best is None or best == value else None
     if slack is None or not isinstance(best, Tensor) or best.shape != value.shape or not best.numel():
         return slack
     if not is_inexact(value):

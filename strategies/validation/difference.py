@@ -46,8 +46,24 @@ def tensor_text(x: object, most: int = 24) -> str:
         values = x.detach().flatten()[:most].tolist()
     except RuntimeError:  # its memory was freed, or it never had any
         return f"no values, of shape {tuple(x.shape)}"
-    flat = [f"{v:.6g}" if not isinstance(v, bool) else str(v) for v in values]
-    return f"[{', '.join(flat)}{', ...' if x.numel() > most else ''}] of shape {tuple(x.shape)}"
+    return f"[{', '.join(map(_number_text, values))}{', ...' if x.numel() > most else ''}] of shape {tuple(x.shape)}"
+
+
+def _number_text(value: complex) -> str:
+    return str(value) if isinstance(value, bool) else f"{value:.6g}"
+
+
+def excerpt(text: str, other: str, most: int = 80) -> str:
+    """The text, or of a long one the part around the first place where it differs from another one.
+
+    >>> excerpt("shared: none", "shared: a"), excerpt("a" * 99 + "bc", "a" * 101, most=9)
+    ('shared: none', '...aaabc')
+    """
+    if len(text) <= most:
+        return text
+    apart = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
+    first = max(0, apart - most // 3)
+    return f"{'...' if first else ''}{text[first : first + most]}{'...' if first + most < len(text) else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +81,7 @@ class ElementDifference:
         wrong = ~within_slack(got, want, slack)
         place = tuple(wrong.nonzero()[0].tolist())
         share = f"{int(wrong.sum())} of {wrong.numel()} elements differ"
-        return cls(f"{got[place].item():.6g}", f"{want[place].item():.6g}", list(place), share)
+        return cls(_number_text(got[place].item()), _number_text(want[place].item()), list(place), share)
 
 
 @dataclass(frozen=True, slots=True)

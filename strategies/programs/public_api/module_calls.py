@@ -25,8 +25,8 @@ from torch.nn import functional as F  # noqa: N812  # its usual name, which scri
 
 from strategies.programs.public_api.tensor_calls import (
     eighths,
-    has_layout,
     is_even,
+    layout_text,
     leaf_of,
     number_along,
     on_mesh,
@@ -114,13 +114,15 @@ def parallelized(
     module, given = module_for(x, make), leaf_of(x)
     with torch.enable_grad():
         if not isinstance(x, DTensor):
-            return [torch.tensor(True), *trained_once(module, module(given), [given])]
+            out = module(given)
+            named = torch.tensor(True) if sequence else layout_text(out, [gives])
+            return [named, *trained_once(module, out, [given])]
         like = module(x.full_tensor())
         if not alike:
             unlike_on_ranks(module, x.device_mesh)
         module = parallel.parallelize_module(module, x.device_mesh, plan, **options)
         out = module(fed(given, takes))
-        named = torch.tensor(True) if sequence else has_layout(out, [gives])
+        named = torch.tensor(True) if sequence else layout_text(out, [gives])
         return [named, *trained_once(module, gathered(out, like, x.device_mesh, gives), [given])]
 
 
@@ -145,14 +147,15 @@ def prepared(
     module = module_for(x, lambda features: Two(features, scaled))
     with torch.enable_grad():
         if not isinstance(x, DTensor):
-            outs, named = module(*given), [torch.tensor(True)] * len(promised)
+            outs = module(*given)
+            named = [layout_text(out, [p]) for out, p in zip(outs, promised, strict=False)]
         else:
             mesh = x.device_mesh
             module = parallel.parallelize_module(distribute_module(module, mesh), mesh, plan)
             moved = [v if p is None else v.redistribute(placements=[p]) for v, p in zip(given, takes, strict=True)]
             fed_in = [fed(v, p) if local else v for v, p in zip(moved, takes, strict=True)]
             outs = module(fed_in[0], y=fed_in[1]) if keyword else module(*fed_in)
-            named = [has_layout(out, [p]) for out, p in zip(outs, promised, strict=False)]
+            named = [layout_text(out, [p]) for out, p in zip(outs, promised, strict=False)]
             outs = [gathered(out, x, mesh, p) for out, p in zip(outs, gives, strict=True)]
         return [*named, *pulled_back(outs[0], given[:1]), *trained_once(module, outs[1], given[1:])]
 

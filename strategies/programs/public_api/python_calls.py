@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import operator
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,12 +16,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.programs.public_api.tensor_calls import has_layout, leaf_of, on_mesh
+from strategies.programs.public_api.tensor_calls import layout_text, leaf_of, on_mesh
 from strategies.programs.run.step_functions import whole
 
 
 def told(*values: Any) -> list[Any]:
-    """What Python gets, as tensors: floats in float64, a text or a dtype by its checksum, a list by its length and elements."""
+    """What Python gets: numbers as tensors, floats in float64; a dtype as text; a list by its length and elements."""
     found: list[Any] = []
     for value in values:
         if isinstance(value, Tensor):
@@ -34,7 +33,7 @@ def told(*values: Any) -> list[Any]:
         elif isinstance(value, (list, tuple)):
             found += [torch.tensor(len(value)), *told(*value)]
         else:
-            found.append(torch.tensor(zlib.crc32(str(value).encode())))
+            found.append(str(value))
     return found
 
 
@@ -63,9 +62,11 @@ def copied(x: Any, copy_of: Callable[[Any], Any], shares: bool = False) -> list[
     given = leaf_of(x.detach().clone())
     with torch.enable_grad():
         made = copy_of(given)
-    layout, on_one = torch.tensor(True), isinstance(made, DTensor) is isinstance(x, DTensor)
+    layout, on_one = "the layout of the leaf", isinstance(made, DTensor) is isinstance(x, DTensor)
     if isinstance(x, DTensor) and isinstance(made, DTensor):
-        layout, on_one = has_layout(made, given.placements), made.device_mesh == x.device_mesh
+        on_one = made.device_mesh == x.device_mesh
+        if made.placements != given.placements:
+            layout = f"{layout_text(made, ())}, those of the leaf are {given.placements}"
     found = [layout, *told(on_one, made.requires_grad, made.is_leaf, made.clone())]
     before = whole(given.detach()).clone()
     made.detach().mul_(2)

@@ -196,7 +196,6 @@ import fnmatch
 import io
 import operator
 import pickle
-import zlib
 
 import torch.distributed.tensor.debug
 import torch.utils.checkpoint

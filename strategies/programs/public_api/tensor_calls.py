@@ -74,16 +74,20 @@ def on_mesh(values: Tensor, like: Any, placements: Sequence[Placement]) -> Any:
     return DTensor.from_local(piece, mesh, placements, shape=values.shape, stride=values.stride())
 
 
-def has_layout(x: Any, placements: Sequence[Placement]) -> Tensor:
-    """Whether a DTensor has this layout, dims counted from the front; true of a plain tensor."""
-    named = tuple(Shard(p.dim % x.ndim) if isinstance(p, Shard) else p for p in placements)
-    return torch.tensor(not isinstance(x, DTensor) or x.placements == named)
+def layout_text(x: Any, placements: Sequence[Placement]) -> str:
+    """The layout of a DTensor, dims counted from the front; of a plain tensor the layout that it would have, `placements`.
+
+    Raises IndexError for a shard of a dim that the tensor does not have.
+    """
+    named = [Shard(range(x.ndim)[p.dim]) if isinstance(p, Shard) else p for p in placements]
+    found = list(x.placements) if isinstance(x, DTensor) else named
+    return f"placements {found if len(set(found)) > 1 else found[:1]}"  # one that is the same on each axis stands once
 
 
 def held(x: Any, placements: Sequence[Placement]) -> list[Any]:
-    """The tensor held in these placements, and whether DTensor names them so, dims counted from the front."""
+    """The tensor held in these placements, and those that DTensor names, dims counted from the front."""
     made = on_mesh(whole(x), x, placements)
-    return [made, has_layout(made, placements)]
+    return [made, layout_text(made, placements)]
 
 
 def pulled_back(out: Any, leaves: Sequence[Any], placements: Sequence[Placement] | None = None) -> list[Any]:
@@ -170,7 +174,7 @@ def redistributed(
             out = given.redistribute(placements=placements, **options)
         else:
             out = given.to(options.get("forward_dtype") or x.dtype, copy=True)
-        return [has_layout(out, placements), *pulled_back(out, [given], coming)]
+        return [layout_text(out, placements), *pulled_back(out, [given], coming)]
 
 
 def sliced(mesh: Any, sizes: Sequence[int], first: int) -> Any:

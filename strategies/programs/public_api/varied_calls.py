@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,14 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_modul
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.programs.public_api.module_calls import gathered, module_for, trained_once, unlike_on_ranks
-from strategies.programs.public_api.tensor_calls import eighths, has_layout, leaf_of, number_along, on_mesh, pulled_back
+from strategies.programs.public_api.tensor_calls import (
+    eighths,
+    layout_text,
+    leaf_of,
+    number_along,
+    on_mesh,
+    pulled_back,
+)
 from strategies.programs.run.step_functions import whole
 
 
@@ -77,17 +83,17 @@ class Seen(nn.Module):
         return x
 
 
-def kept_by(module: nn.Module) -> list[Tensor]:
-    """Of a module: which parameters are one, which require a gradient, which parts train, the names, and the values."""
+def kept_by(module: nn.Module) -> list[Any]:
+    """Of a module, as texts: which parameters are one, which require a gradient, which parts train, the names; and the values."""
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    values = [value for _, value in named]
-    ones = [next(i for i, other in enumerate(values) if other is value) for value in values]
+    first = {id(value): name for name, value in reversed(named)}
+    ones = [f"{name} is {first[id(value)]}" for name, value in named if first[id(value)] != name]
     return [
-        torch.tensor(ones),
-        torch.tensor([value.requires_grad for value in values]),
-        torch.tensor([part.training for part in module.modules()]),
-        torch.tensor([zlib.crc32(name.encode()) for name, _ in named]),
-        *(value.detach() for value in values),
+        ", ".join(ones) or "no parameter is another one",
+        f"requires_grad: {', '.join(name for name, value in named if value.requires_grad) or 'none'}",
+        f"training: {', '.join(name or 'the module' for name, part in module.named_modules() if part.training) or 'no part'}",
+        f"parameters and buffers: {', '.join(name for name, _ in named)}",
+        *(value.detach() for _, value in named),
     ]
 
 
@@ -160,24 +166,24 @@ def layouts_ensured(
     """
     sides = [p for p in (seen, given) if p is not None]
     if not isinstance(x, DTensor):
-        return [torch.tensor(True), x] * len(sides)
+        return [v for placement in sides for v in (layout_text(x, [placement]), x)]
     mesh, moved = x.device_mesh, x.redistribute(placements=[coming])
     inner = Seen()
     module = parallel.parallelize_module(inner, mesh, plan)
     out = module(moved, y=moved) if keyword else module(moved)
     got = ([] if seen is None else [inner.given[int(keyword)]]) + ([] if given is None else [out])
     pairs = [(one, placement) for one, placement in zip(got, sides, strict=True)]
-    return [v for one, p in pairs for v in (has_layout(one, [p]), gathered(one, x, mesh, p))]
+    return [v for one, p in pairs for v in (layout_text(one, [p]), gathered(one, x, mesh, p))]
 
 
 def unchanged(x: Any, call: Callable[..., Any], placements: Sequence[Placement], pieces: bool = False) -> list[Any]:
-    """Whether a tensor of the caller and a list of placements are as they were after a call, on each rank.
+    """Whether a tensor of the caller and a list of placements are as they were after a call, on each rank, as texts.
 
     The tensor has other values on each rank; it is whole, or a piece in that layout if the call takes `pieces`.
     """
-    yes = torch.tensor(True)
+    same, kept = "the caller's tensor is as it was", "the caller's list is as it was"
     if not isinstance(x, DTensor):
-        return [yes, yes]
+        return [same, kept]
     mesh, listed = x.device_mesh, list(placements)
     mine = whole(x.detach()).clone()
     if pieces:
@@ -186,20 +192,27 @@ def unchanged(x: Any, call: Callable[..., Any], placements: Sequence[Placement],
         mine = mine + number_along(mesh, axis).to(mine.dtype)
     before = mine.clone()
     call(mine, mesh, listed, x)
-    return [(mine == before).all(), torch.tensor(listed == list(placements))]
+    for place in (mine != before).nonzero().tolist()[:1]:
+        was, is_ = before[tuple(place)].item(), mine[tuple(place)].item()
+        same = f"element {place} of the caller's tensor was {was} and is {is_}"
+    return [same, kept if listed == list(placements) else f"the caller's list was {list(placements)} and is {listed}"]
 
 
 def left_alone(x: Any, call: Callable[[Any], Any]) -> list[Any]:
-    """Whether the pieces of a DTensor, its layout and what it requires are as they were after a call."""
-    yes = torch.tensor(True)
+    """Whether the pieces of a DTensor, its layout and what it requires are as they were after a call, as texts."""
+    as_it_was = ["the pieces are as they were", "layout and requires_grad are as they were"]
     if not isinstance(x, DTensor):
-        return [yes, yes]
+        return as_it_was
     given = leaf_of(x)
     before, placements, needs = given.to_local().detach().clone(), given.placements, given.requires_grad
     with torch.enable_grad():
         call(given)
-    same = given.placements == placements and given.requires_grad is needs
-    return [(given.to_local().detach() == before).all(), torch.tensor(same)]
+    after = given.to_local().detach()
+    if not torch.equal(after, before):
+        as_it_was[0] = f"the piece was {before.tolist()} and is {after.tolist()}"
+    if (given.placements, given.requires_grad) != (placements, needs):
+        as_it_was[1] = f"was {placements}, {needs}, and is {given.placements}, {given.requires_grad}"
+    return as_it_was
 
 
 def in_order(v: Any) -> list[int]:
@@ -208,13 +221,15 @@ def in_order(v: Any) -> list[int]:
 
 
 def strides_agree(x: Any, move: Callable[[Any], Any]) -> list[Any]:
-    """Whether the pieces of a moved DTensor lie in memory in the order of dims that its own strides tell."""
-    out = move(x)
+    """Whether the pieces of a moved DTensor lie in memory in the order of dims that its own strides tell, as text."""
+    out, agree = move(x), "the piece lies in memory as x.stride() tells"
     if not isinstance(out, DTensor):
-        return [torch.tensor(True)]
+        return [agree]
     order, local = in_order(out), out.to_local()
     held = [d for d in order if local.shape[d] > 1]
-    return [torch.tensor(not local.numel() or held == in_order(local))]
+    if local.numel() and held != in_order(local):
+        agree = f"x.stride() is {out.stride()}, and that of the piece of shape {tuple(local.shape)} is {local.stride()}"
+    return [agree]
 
 
 def mapped_freely(
@@ -270,7 +285,7 @@ def overridden(x: Any, name: str, *args: Any) -> list[Any]:
     if isinstance(x, DTensor):
         experimental.register_sharding(op)(lambda x, *rest: [(replicas, [*replicas, *(None for _ in rest)])])
     out = op(x.detach(), *args)
-    return [has_layout(out, replicas * (x.device_mesh.ndim if isinstance(x, DTensor) else 1)), out]
+    return [layout_text(out, replicas * (x.device_mesh.ndim if isinstance(x, DTensor) else 1)), out]
 
 
 def within(

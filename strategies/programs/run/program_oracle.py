@@ -136,7 +136,9 @@ def _units(dtype: torch.dtype) -> float:
 
 
 def _with_jumps(slack: Tensor | None, want: Any, moved: object) -> Tensor | None:
-    """The tolerance with the change from `want` to `moved`, the result on moved inputs; infinite for a jump."""
+    """The tolerance with the change from `want` to `moved`, the result on moved inputs; infinite for a jump, None for another text."""
+    if isinstance(want, str):
+        return slack if moved == want else None
     if slack is None or not isinstance(moved, Tensor) or moved.shape != want.shape or not want.numel():
         return slack
     same = (moved == want) | (moved.isnan() & want.isnan())

@@ -21,7 +21,7 @@ from strategies.programs.run.rank_run import ProgramRankResult, WrongPieceShape
 from strategies.programs.run.step_functions import local_inputs_of
 from strategies.torch_api.code_places import refusal_text
 from strategies.torch_api.rank_runs import some_raise_text
-from strategies.validation.difference import SPLIT_ULPS, ElementDifference, folding_error, tensor_text
+from strategies.validation.difference import SPLIT_ULPS, ElementDifference, excerpt, folding_error, tensor_text
 from strategies.validation.finding import Candidate
 from strategies.validation.probe import Case
 
@@ -231,7 +231,7 @@ def _compared(
                 problem = "" if _same_number(got, want, coarse) else f"is no tensor: got {got}, expected {want}"
             else:
                 problem = _difference(got, want, slack, lost)
-                which += f" gathered from {placement}"
+                which += "" if isinstance(want, str) else f" gathered from {placement}"
             if problem:
                 wrong = f"rank {rank}: {which} {problem}"
                 return Confirmation(wrong, "", tensor_text(got), tensor_text(want), results)
@@ -255,6 +255,8 @@ def _same_number(got: object, want: Any, coarse: float) -> bool:
 
 def _difference(got: object, want: object, slack: Tensor | None, lost: float) -> str:
     """How they differ by more than the slack and `lost`, the rounding error of gathering the result; or empty."""
+    if isinstance(want, str) and slack is not None and got != want:
+        return f"is {excerpt(str(got), want)!r}, expected {excerpt(want, str(got))!r}"
     if not isinstance(want, Tensor) or slack is None:
         return ""
     want, slack = want.cpu(), slack.cpu()

@@ -82,7 +82,14 @@ def test_integers_are_exact_but_where_noise_moved_them():
     value = torch.tensor([1, 2])
     assert measured_slack(value, [value.clone()]) == 0
     assert measured_slack(value, [value.clone(), torch.tensor([1, 3])]).tolist() == [0, INF]
-    assert measured_slack("no tensor", []) is None
+    assert measured_slack(1.5, []) is None
+
+
+def test_a_text_is_exact_but_where_noise_or_double_precision_changed_it():
+    assert measured_slack("0.1", ["0.1"]) == 0 == widen_slack(torch.zeros(()), "0.1", "0.1")
+    assert (
+        measured_slack("0.1", ["0.1", "0.2"]) is None and widen_slack(torch.zeros(()), "0.1", "0.10000000149") is None
+    )
 
 
 def test_results_of_another_shape_or_dtype_tell_nothing():

@@ -9,13 +9,21 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, debug
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, debug
 from torch.distributed.tensor.parallel import input_reshard
 from torch.nn import functional as F  # noqa: N812  # its usual name
 
 from strategies.model.kernels import REJECTIONS
 from strategies.model.rule import PUBLIC, Program
-from strategies.programs.public_api import drawing, function_calls, function_steps, python_calls, python_steps, table
+from strategies.programs.public_api import (
+    drawing,
+    function_calls,
+    function_steps,
+    python_calls,
+    python_steps,
+    table,
+    tensor_calls,
+)
 from strategies.programs.public_api.table import STEPS, public_step, public_steps
 from strategies.programs.run.follow_ups import follow_up
 from strategies.programs.run.real_run import run_simulated_programs
@@ -245,11 +253,11 @@ def test_what_a_tensor_tells_is_listed_from_its_class_without_addresses():
     assert names["shape"] == "x.shape" and names["dim"] == "x.dim()"
 
 
-def test_what_python_gets_is_compared_as_tensors():
+def test_what_python_gets_is_compared_as_tensors_and_texts():
     found = python_calls.told(2, True, 0.5, "a", [1, torch.ones(2)], torch.float32)
     assert [v.tolist() for v in found[:3]] == [2, True, 0.5] and found[2].dtype == torch.float64
     assert found[4].tolist() == 2 and found[6].tolist() == [1, 1]
-    assert found[3] != python_calls.told("b")[0] and found[7] != python_calls.told(torch.float64)[0]
+    assert (found[3], found[7]) == ("a", "torch.float32")  # a finding names what differs
 
 
 def test_rows_hold_other_values_and_the_results_of_both_are_compared():
@@ -309,3 +317,17 @@ def test_nearly_every_text_is_code_that_plain_tensors_take():
             except REJECTIONS:
                 refused += 1
     assert refused < len(steps) / 25
+
+
+@pytest.mark.parametrize(("shape", "layout", "text"), [
+    ((2, 3), [Shard(-1)], "placements [Shard(dim=1)]"), ((2, 3), [Replicate()] * 2, "placements [Replicate()]"),
+    ((2, 3), [Shard(0), Replicate()], "placements [Shard(dim=0), Replicate()]"),
+], ids=str)  # fmt: skip
+def test_a_plain_tensor_tells_the_layout_that_it_would_have(shape, layout, text):
+    assert tensor_calls.layout_text(torch.ones(shape), layout) == text
+
+
+def test_a_layout_that_no_tensor_of_these_dims_has_is_refused_as_torch_refuses_arguments():
+    with pytest.raises(IndexError):
+        tensor_calls.layout_text(torch.ones(()), [Shard(0)])
+    assert IndexError in REJECTIONS

@@ -240,3 +240,15 @@ def test_an_op_with_an_argument_has_a_name_of_its_own_for_each_pair_of_values():
 def test_the_order_of_dims_is_that_of_their_strides_and_dims_of_one_element_have_none():
     assert varied_calls.in_order(torch.ones(2, 3).mT) == [1, 0]
     assert varied_calls.in_order(torch.ones(2, 1, 3)) == [0, 2]
+
+
+def test_the_state_of_a_module_is_named_and_not_numbered():
+    module = varied_calls.TiedNorms(2).train(False)
+    module.first.bias.requires_grad_(False)
+    *texts, weight, bias, tied, steps = varied_calls.kept_by(module)
+    assert texts == [
+        "second.weight is first.weight", "requires_grad: first.weight, second.weight", "training: no part",
+        "parameters and buffers: first.weight, first.bias, second.weight, steps",
+    ]  # fmt: skip
+    assert torch.equal(weight, tied) and steps.tolist() == [0, 1, 2] and not bias.any()
+    assert varied_calls.kept_by(nn.Linear(1, 1))[0] == "no parameter is another one"

@@ -1,7 +1,9 @@
 import pytest
 import torch
 
-from strategies.model.oracle import run_oracle
+from strategies.model.oracle import OracleResult, run_oracle
+from strategies.model.rule import PUBLIC
+from strategies.programs.run import program_oracle
 from strategies.programs.run.program_oracle import has_partial, oracle_of_program, oracle_of_sample, program_call
 from tests.strategies.cases import numbers, sample
 from tests.strategies.programs_of import on
@@ -50,6 +52,20 @@ def test_equal_elements_of_two_tensors_may_differ_after_parts_are_added(seed):
     one = sample("ne.Tensor", X, X.clone())
     assert slack_of(one, "", seed=seed).isinf().all()
     assert not slack_of(sample("ne.Tensor", X, X + 1), "", seed=seed).isinf().any()
+
+
+@pytest.mark.parametrize(("dtype", "compared"), [(torch.int64, True), (torch.float64, False)], ids=str)
+def test_a_text_is_compared_if_noise_does_not_change_it(dtype, compared):
+    truth = oracle_of_sample(sample("alias.default", (X * 10).to(dtype)), f"{PUBLIC}str(x.sum().item()) of int64")
+    assert isinstance(truth.outputs[0], str) and (truth.slack[0] is not None) is compared
+
+
+def test_a_text_that_only_a_larger_move_of_the_inputs_changes_is_not_compared(monkeypatch):
+    """A float's text changes with each ulp; the noise of one ulp is left out here."""
+    monkeypatch.setattr(
+        program_oracle, "run_oracle", lambda followed, seed: OracleResult((), ("31.5",), (torch.zeros(()),), "31.5")
+    )
+    assert oracle_of_sample(sample("alias.default", X), f"{PUBLIC}str(x.sum().item()) of int64").slack == (None,)
 
 
 @pytest.mark.parametrize("then", ["cast int64", "cast bool"])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from strategies.model.oracle import run_oracle
+from strategies.model.oracle import OracleResult, run_oracle
 from strategies.programs.run.rank_run import ProgramRankResult
 from strategies.programs.run.verdict import confirmation_of, layout_or_none, rank_diagram
 from tests.strategies.cases import numbers, placements, probe, rule, sample
@@ -65,6 +65,25 @@ def test_numbers_that_the_ranks_return_are_compared(x, each, wrong):
     ranks = [ProgramRankResult("", (), ("-",), (None,), (number,), (number,)) for number in each]
     eps = torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0
     assert confirmation_of(truth, (2,), ranks, coarse=eps).wrong == wrong
+
+
+TIED, PAIR = "second.weight is first.weight", "no parameter is another one"
+FLAGS = ", ".join(f"layers.{i}.weight" for i in range(20))
+
+
+@pytest.mark.parametrize(("want", "got", "slack", "wrong"), [
+    (TIED, TIED, 0.0, ""),
+    (TIED, PAIR, 0.0, f"rank 1: result is '{PAIR}', expected '{TIED}'"),
+    (TIED, 2, 0.0, f"rank 1: result is '2', expected '{TIED}'"),
+    (TIED, PAIR, None, ""),  # another text with any noise
+    (FLAGS, FLAGS.replace("9.w", "9.b"), 0.0, "rank 1: result is '...layers.8.weight, layers.9.beight, "),
+])  # fmt: skip
+def test_texts_are_compared_and_the_place_where_they_differ_is_in_the_reason(want, got, slack, wrong):
+    truth = OracleResult((), (want,), (None if slack is None else torch.tensor(slack),), want)
+    ranks = [ProgramRankResult("", (), ("-",), (None,), (text,), (text,)) for text in (want, got)]
+    found = confirmation_of(truth, (2,), ranks)
+    assert found.wrong.startswith(wrong) and bool(found.wrong) == bool(wrong) and len(found.wrong) < 260
+    assert (found.got, found.want) == ((repr(got), repr(want)) if wrong else ("", ""))
 
 
 def test_one_rank_that_raises_is_wrong_and_all_ranks_are_not():
