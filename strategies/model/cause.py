@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -105,6 +106,11 @@ class CauseRecord:
         return " ".join(f"With {what}, {_of(count, len(self.findings))} right." for what, count in self.tried)
 
     @property
+    def terms(self) -> tuple[str, ...]:
+        """What the names are that its case and its lines use and its script defines."""
+        return definitions(self.script, self.call, re.sub(r"^def .*", "", self.lines, flags=re.MULTILINE))
+
+    @property
     def run_text(self) -> str:
         """A sentence on a script that does not show the fault, with the torch that ran it; "" where it does."""
         if self.verdict in ("", SHOWS):
@@ -125,6 +131,21 @@ class CauseRecord:
         have = [version for version in ordered if known[version].startswith("present")]
         others = [f"{version} ({known[version]})" for version in ordered if version not in have]
         return f"torch {_listed(have)}" + (f"; not {_listed(others)}" if others else "")
+
+
+def definitions(script: str, *texts: str) -> tuple[str, ...]:
+    """What the functions and classes are that these texts use and the script defines: its names, each with the first line of its docstring.
+
+    >>> script = "class Tied(Module):" + chr(10) + "    'Two layers that share one weight.'"
+    >>> definitions(script, "parallelize_module(Tied(n), mesh)"), definitions(script, "nn.Tied(n)")
+    (('Tied: Two layers that share one weight.',), ())
+    """
+    try:
+        nodes = [node for node in ast.parse(script).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # a journal may hold any text
+        return ()
+    used = [node for node in nodes if any(re.search(rf"(?<![\w.]){node.name}\(", text) for text in texts)]
+    return tuple(f"{node.name}: {words.splitlines()[0]}" for node in used if (words := ast.get_docstring(node)))
 
 
 def _of(count: int, every: int) -> str:

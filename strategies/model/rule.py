@@ -305,8 +305,14 @@ class Program:
         if self.public_call:
             return f"{self.public_call} on {self.mesh}: {held}"
         shown = f"{self.sample.op} on {self.mesh}: {held}"
-        shown += f", then {self.then}" if self.then else ""
+        shown += then_text(self.then)
         return shown + (", a flattened submesh present" if self.flattened else "")
+
+
+def then_text(then: str) -> str:
+    """What stands after a call in a title: `, then sum`; a call before it comes `after` that: `, after a call with (x0, 2)`."""
+    prior = f", after a call with {then.removeprefix('again')}" if then.startswith("again(") else ""
+    return prior or (f", then {then}" if then else "")
 
 
 def placements_text(placements: tuple[Placement, ...]) -> str:

@@ -26,7 +26,7 @@ from strategies.programs.prior_calls import prior_call_programs
 from strategies.programs.public_api import drawing as public_api
 from strategies.programs.public_api.table import without_programs
 from strategies.programs.random_laws import wrong_program_candidate
-from strategies.programs.run.follow_ups import GRADS, RESULT_STEPS, VIEW_STEPS, input_alone
+from strategies.programs.run.follow_ups import BASE_WRITTEN, GRADS, RESULT_STEPS, VIEW_STEPS, input_alone
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import NOT_ASSEMBLED, Confirmation, is_claimed
 from strategies.torch_api.dtensor import special_dispatch_reason
@@ -310,8 +310,8 @@ def _key(candidate: Candidate) -> str:
     if program is not None and program.then.startswith("again("):
         return f"{program.sample.op} after a call with another argument"
     if program is not None and program.then in VIEW_STEPS:
-        write, _, view = program.then.partition(" ")
-        return str(program if write == "write," else replace(program, then=f"write to {view}"))
+        view, _, write = program.then.rpartition(", ")
+        return str(program if write == BASE_WRITTEN else replace(program, then=f"{view}, v is written"))
     return candidate.name
 
 

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from strategies.model.cause import RIGHT
+from strategies.model.cause import RIGHT, definitions
 from strategies.model.verdict import Counts, Report
 from strategies.sweep.causes.pages import as_json, as_text, short_table, table
 from tests.strategies.model.test_cause import SCAN
@@ -37,3 +37,56 @@ def test_a_script_that_no_longer_reproduces_says_so():
     found = json.loads(as_json(report, 1))["causes"]
     assert [one["reproduces"] for one in found] == [True, False] and found[0]["line"] == 7
     assert (found[0]["run"], found[1]["run"]) == (None, said)
+
+
+TIED = '''
+class TiedNorms(nn.Module):
+    """Two layer norms that share one weight, and a buffer."""
+
+
+def trained(x):
+    """The parameters of a module after a step of SGD."""
+    return x
+
+
+def program(x):
+    return trained(TiedNorms(2))
+'''
+PRINTS = "rank 0 got  1\nrank 0 want 1\nrank 0 right\nrank 0 placements R\nrank 0 got  2\nrank 0 want 3\nrank 0 WRONG"
+
+
+def test_a_page_has_the_case_what_its_names_are_and_of_several_results_the_wrong_ones():
+    given = replace(
+        SCAN,
+        call="TiedNorms(n)",
+        lines="def program(x):\n    return trained(x)\nprogram(d0)",
+        script=TIED,
+        prints=PRINTS,
+    )
+    text = as_text(Report("2.13.0", 0, (2,), "gloo", Counts(instances=9), causes=(given,)))
+    assert text.splitlines()[1:] == [
+        "   silent, everyday; torch/x.py:7; torch 2.13.0",
+        "   affects 2 findings, of aten.cumprod.default",
+        "   case    TiedNorms(n) on 2 ranks",
+        "   result  got 1, expected 2",
+        "",
+        "       def program(x):",
+        "           return trained(x)",
+        "       program(d0)",
+        "",
+        "   where   TiedNorms: Two layer norms that share one weight, and a buffer.",
+        "   where   trained: The parameters of a module after a step of SGD.",
+        "   prints  rank 0 placements R",
+        "   prints  rank 0 got  2",
+        "   prints  rank 0 want 3",
+        "   prints  rank 0 WRONG",
+        "   run it: python scan_1.py",
+        "   With replicas, all 2 findings are right.",
+        "",
+        "torch 2.13.0: 2 findings have 1 cause; the scripts of 1 were run on gloo, and 1 of them show the fault.",
+    ]  # fmt: skip
+
+
+def test_a_script_that_is_no_python_defines_nothing():
+    assert definitions("class Tied(", "Tied(n)") == definitions("\0", "Tied(n)") == ()
+    assert definitions(TIED, "nn.TiedNorms(n)", "TiedNorms") == ()

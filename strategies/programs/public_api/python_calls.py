@@ -134,9 +134,8 @@ def item_set(x: Any, index: Callable[[Any], Any], value: Callable[[Any], Any]) -
 
 def indices(numbers: Sequence[int], like: Any) -> Any:
     """Numbers of rows, replicated on the mesh of x."""
-    return on_mesh(
-        torch.tensor(numbers), like, [Replicate()] * like.device_mesh.ndim if isinstance(like, DTensor) else ()
-    )
+    axes = like.device_mesh.ndim if isinstance(like, DTensor) else 1
+    return on_mesh(torch.tensor(numbers), like, [Replicate()] * axes)
 
 
 def changed(x: Any, placements: Sequence[Placement], place: int) -> Any:

@@ -262,9 +262,10 @@ def compared(axes: int) -> Iterator[PublicStep]:
                 "bool((x != y).any())", "torch.max(x - y).item() > 0", "x.eq(y)"):  # fmt: skip
         for layout in layouts_on(axes, MOVES):
             listed = placements_code(layout)
-            for text, other in (("equal", f"changed(x, {listed}, 0) * 0 + x"), ("unlike at 0", f"changed(x, {listed}, 0)"),
-                                ("unlike at -1", f"changed(x, {listed}, -1)")):  # fmt: skip
-                call = f"{use} of {text} ones, y in {listed}"
+            for text, other in (("equal to x", f"changed(x, {listed}, 0) * 0 + x"),
+                                ("x but for element 0", f"changed(x, {listed}, 0)"),
+                                ("x but for element -1", f"changed(x, {listed}, -1)")):  # fmt: skip
+                call = f"{use}, y in {listed} is {text}"
                 code = f"(lambda x, y: told({use}))(x, {other})"
                 yield PublicStep(call, code, ROWS, (layout,), _not_partial, use, use)
 

@@ -208,9 +208,11 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.nn import functional as F
 """
 """What the functions of steps need besides torch, DTensor, `distribute_tensor` and the placements."""
+MODULES = (tensor_calls, module_calls, varied_calls, optimizer_calls, python_calls, function_calls)
+"""Modules of the functions that steps use."""
 FUNCTIONS: dict[str, Any] = {
     name: value
-    for module in (tensor_calls, module_calls, varied_calls, optimizer_calls, python_calls, function_calls)
+    for module in MODULES
     for name, value in vars(module).items()
     if getattr(value, "__module__", "") == module.__name__
 } | {"whole": whole}
@@ -224,6 +226,7 @@ def scope() -> dict[str, Any]:
     return {
         **FUNCTIONS,
         **named,
+        "on_mesh": tensor_calls.on_mesh,  # which a caller may have wrapped
         "DTensor": DTensor,
         "DeviceMesh": device_mesh.DeviceMesh,
         "Partial": Partial,

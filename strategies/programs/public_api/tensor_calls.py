@@ -263,5 +263,5 @@ def registered(x: Any, name: str, schema: str, function: Callable[..., Any], rul
         torch.library.define(f"public_calls::{name}", schema)
         torch.library.impl(f"public_calls::{name}", "CompositeExplicitAutograd")(function)
     experimental.register_sharding(getattr(torch.ops.public_calls, name).default)(rules)
-    other = on_mesh(eighths(x.shape, x), x, [Shard(0)] * x.device_mesh.ndim if isinstance(x, DTensor) else ())
+    other = on_mesh(eighths(x.shape, x), x, [Shard(0)] * (x.device_mesh.ndim if isinstance(x, DTensor) else 1))
     return [getattr(torch.ops.public_calls, name)(x.detach(), other)]

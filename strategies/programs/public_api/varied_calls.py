@@ -34,21 +34,21 @@ def numbered(shape: Sequence[int], most: int) -> Tensor:
 
 
 class ScaledLinear(nn.Linear):
-    """A linear layer with further arguments."""
+    """A linear layer whose `forward` takes further arguments: `linear(x) * scale + shift`."""
 
     def forward(self, x: Any, scale: float = 1.0, *, shift: float = 0.0) -> Any:
         return super().forward(x) * scale + shift
 
 
 class ScaledNorm(nn.LayerNorm):
-    """A layer norm with further arguments."""
+    """A layer norm whose `forward` takes further arguments: `norm(x) * scale + shift`."""
 
     def forward(self, x: Any, scale: float = 1.0, *, shift: float = 0.0) -> Any:
         return super().forward(x) * scale + shift
 
 
 class Tied(nn.Module):
-    """Two layers of one weight, and a buffer."""
+    """Two linear layers that share one weight, and a buffer."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Tied(nn.Module):
 
 
 class TiedNorms(nn.Module):
-    """Two layer norms of one weight, and a buffer."""
+    """Two layer norms that share one weight, and a buffer."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ def registered_with(x: Any, kind: str, off: Any, on: Any, keyword: bool = False)
         torch.library.impl(f"public_calls::{name}", "CompositeExplicitAutograd")(work)
     op = getattr(torch.ops.public_calls, name)
     experimental.register_sharding(op.default)(rules)
-    values = [on_mesh(eighths((2,), x), x, [Replicate()] * x.device_mesh.ndim if isinstance(x, DTensor) else ())
+    values = [on_mesh(eighths((2,), x), x, [Replicate()] * (x.device_mesh.ndim if isinstance(x, DTensor) else 1))
               if v == "a tensor" else v for v in (off, on)]  # fmt: skip
     return [op(x.detach(), v=v) if keyword else op(x.detach(), v) for v in values]
 

@@ -56,16 +56,31 @@ _CALLS: tuple[tuple[tuple[float, ...], dict[str, float]], ...] = (
 def _varied(
     plan: str, module: str, kind: str, takes: Placement | None, gives: Placement, group: str = "", **own: Any
 ) -> PublicStep:
-    """A step of a module under a plan; the options of `varied` that are given stand in its text."""
+    """A step of a module under a plan, or under `distribute_module` without one; its text has the calls in their order."""
     own = {name: value for name, value in own.items() if value not in (None, (), {})}
-    shown = {name: value for name, value in own.items() if name not in ("looks", "alike")}
-    words = f", {call_text('a module', **shown)[9:-1]}" if shown else ""
-    source = "what it keeps" if own.get("looks") else f"from {placement_code(takes) if takes else 'a DTensor'}"
-    call = f"{plan.replace('parallel.', '')} of {module}{words}: {source}"
+    call = f"{_module_call(plan, module, own)}, then {_use_of_module(takes, own)}"
     options = {**own, "frozen": repr(own["frozen"])} if "frozen" in own else own
     given = call_text("varied", "x", f"lambda n: {module}", plan, _code(takes), placement_code(gives), **options)
     aspect = group if group in ("tied", "frozen", "arguments", "pieces") else ""
     return PublicStep(call, given, kind, group=group or module, aspect=aspect)
+
+
+def _module_call(plan: str, module: str, own: dict[str, Any]) -> str:
+    """Python text of the call on the module: `distribute_module(Tied(n).eval(), mesh), parameters '*bias' frozen`."""
+    made = f"{module}.eval()" if own.get("training") is False else module
+    source = {"src_data_rank": own.get("source")}
+    first, rest = (made, "mesh"), [plan.replace("parallel.", "")] if plan != "None" else []
+    call = call_text("parallelize_module" if rest else "distribute_module", *first, *rest, **source)
+    call += f", parameters {own['frozen']!r} frozen" if "frozen" in own else ""
+    return call + (f", each rank right in its own piece along dim {own['own']}" if "own" in own else "")
+
+
+def _use_of_module(takes: Placement | None, own: dict[str, Any]) -> str:
+    if own.get("looks"):
+        return "the module's state"
+    more = ", ".join([*map(str, own.get("more", ())), *(f"{n}={v}" for n, v in own.get("named", {}).items())])
+    given = f"x in {placement_code(takes)}" if takes else "the DTensor x"
+    return f"a training step on {given}" + (f" and {more}" if more else "")
 
 
 def _code(placement: Placement | None) -> str:
@@ -152,14 +167,7 @@ def replicas(axes: int) -> Iterator[PublicStep]:
         for frozen, training in ((f, t) for f in _FROZEN for t in (None, False)):
             for looks in (True, None):
                 own = {"looks": looks, "frozen": frozen, "training": training}
-                step = _varied("None", module, ROWS, None, R, f"{module} {looks}", **own)
-                yield PublicStep(
-                    step.call.replace("None of", "distribute_module of"),
-                    step.code,
-                    step.takes,
-                    group=step.group,
-                    aspect=step.aspect,
-                )
+                yield _varied("None", module, ROWS, None, R, f"{module} {looks}", **own)
 
 
 def ensured(style: str, axes: int) -> Iterator[PublicStep]:
@@ -178,7 +186,8 @@ def ensured(style: str, axes: int) -> Iterator[PublicStep]:
             named = {"input_kwarg_layouts": f"{{'y': {placement_code(stated)}}}"}
             named["desired_input_kwarg_layouts"] = f"{{'y': {placement_code(wanted)}}}"
             plan = call_text(style, **own, **(named if keyword else {}))
-            call = f"{plan}, of a DTensor in {placement_code(coming)}{', by keyword' if keyword else ''}"
+            given = f"{'y=' if keyword else ''}x.redistribute([{placement_code(coming)}])"
+            call = f"{plan} of a module that is called with {given}"
             ends = {"seen": wanted if into else None, "given": wanted if out else None, "keyword": keyword or None}
             if style == "PrepareModuleInputOutput" and local:
                 continue  # the module gives plain pieces of what it was given, in the layout that is stated
@@ -206,7 +215,7 @@ def caller_makes(axes: int) -> Iterator[PublicStep]:
 def _untouched(text: str, made: str, layout: Layout, pieces: bool) -> PublicStep:
     code = f"unchanged(x, lambda given, mesh, listed, x: {made}, {placements_code(layout)}, {pieces})"
     named = (tuple(R if p == LAST else p for p in layout),)
-    return PublicStep(f"{text}: what the caller gave", code, NUMBERS, named, group=str(R in layout))
+    return PublicStep(f"{text}, then the caller's tensor", code, NUMBERS, named, group=str(R in layout))
 
 
 _MOVED = ("x.full_tensor()", "x.to_local()", "x.redistribute(placements=[Replicate()] * x.device_mesh.ndim)",
@@ -215,13 +224,13 @@ _MOVED = ("x.full_tensor()", "x.to_local()", "x.redistribute(placements=[Replica
 
 def caller_moves(axes: int) -> Iterator[PublicStep]:
     for move in (*_MOVED, "x.redistribute(placements=x.placements, async_op=True)"):
-        yield PublicStep(f"{move}: what the caller gave", f"left_alone(x, lambda x: {move})", NUMBERS)
+        yield PublicStep(f"{move}, then the caller's tensor", f"left_alone(x, lambda x: {move})", NUMBERS)
 
 
 def strides_of_moved(axes: int) -> Iterator[PublicStep]:
     for view in ("x.transpose(0, -1)", "x.permute(*range(x.ndim)[::-1])", "x"):
         for move in _MOVED[2:]:
-            call = f"{move.replace('x.', view + '.', 1)}: the strides of its pieces"
+            call = f"{move.replace('x.', view + '.', 1)}, then the strides of its pieces"
             code = f"strides_agree(x, lambda x: (lambda x: {move} if hasattr(x, 'device_mesh') else x)({view}))"
             yield PublicStep(call, code, FLOATS)
 
@@ -229,7 +238,7 @@ def strides_of_moved(axes: int) -> Iterator[PublicStep]:
 def strides_of_distributed(axes: int) -> Iterator[PublicStep]:
     for view in ("transpose(0, -1)", "permute(*range(x.ndim)[::-1])"):
         for layout in layouts_on(axes, (R, S0, LAST)):
-            call = f"distribute_tensor(x.{view}, mesh, {placements_code(layout)}): the strides of its pieces"
+            call = f"distribute_tensor(x.{view}, mesh, {placements_code(layout)}), then the strides of its pieces"
             made = f"on_mesh(whole(x).{view}, x, {placements_code(layout)})"
             named = (tuple(R if p == LAST else p for p in layout),)
             yield PublicStep(call, f"strides_agree(x, lambda x: {made})", FLOATS, named)
@@ -312,8 +321,8 @@ def losses(axes: int) -> Iterator[PublicStep]:
         for kind in (LOGITS, IMAGES, FEW_CLASSES):
             for times in (1, 2):
                 for name, loss in _LOSSES.items():
-                    call = f"loss_parallel() of {listed}: {name}" + (f", of {kind}" if kind != LOGITS else "")
-                    call += ", entered twice" if times == 2 else ""
+                    call = f"loss_parallel(){' entered twice' if times == 2 else ''}, then {name} of "
+                    call += f"{kind} x.redistribute({listed})"
                     code = f"within(x, parallel.loss_parallel, {times}, lambda a: {loss.format(t=made)}, {listed})"
                     aspect = "entered twice" if times == 2 else f"{name} of {kind}"
                     yield PublicStep(call, code, kind, (layout,), group=f"{kind} {times}", aspect=aspect)

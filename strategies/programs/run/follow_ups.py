@@ -35,18 +35,20 @@ from strategies.programs.run.step_functions import (
     written,
 )
 
-VIEWS = {
-    "slice": "v[1:]", "select": "v[-1]", "narrow": "v.narrow(-1, 0, 1)", "transpose": "v.transpose(0, -1)",
-    "view": "v.view(-1)", "unsqueeze": "v.unsqueeze(0)", "half": "v.chunk(2)[0]", "column": "v.split(1, -1)[0]",
-    "row": "v.unbind(0)[0]", "every other": "v[::2]", "last of each": "v[..., -1]", "diagonal": "v.diagonal(0, 0, -1)",
-}  # fmt: skip
-"""Views of a base `v`, by name."""
-WRITES = {"mul_": "v.mul_(-2)", "add_": "v.add_(1)", "copy_": "v.copy_(v * 3)", "fill_": "v.fill_(2)"}
-"""Writes to a view `v`, by name."""
+VIEWS = (
+    "x[1:]", "x[-1]", "x.narrow(-1, 0, 1)", "x.transpose(0, -1)", "x.view(-1)", "x.unsqueeze(0)", "x.chunk(2)[0]",
+    "x.split(1, -1)[0]", "x.unbind(0)[0]", "x[::2]", "x[..., -1]", "x.diagonal(0, 0, -1)",
+)  # fmt: skip
+"""Views `v` of a base `x`."""
+WRITES = ("v.mul_(-2)", "v.add_(1)", "v.copy_(v * 3)", "v.fill_(2)")
+"""Writes to a view `v`."""
+BASE_WRITTEN = "x.mul_(-2)"
+"""The write to the base of a view."""
 VIEW_STEPS = {  # torch 2.13: a view of a sharded dim is a copy, so most of these are wrong for a right op
-    **{f"{w} {v}": f"written(x, lambda v: {VIEWS[v]}, lambda v: {WRITES[w]})" for v in VIEWS for w in WRITES},
-    **{f"write, then {v}": f"with_base_written(x, lambda v: {VIEWS[v]})" for v in VIEWS},
+    **{f"v = {v}, {w}": f"written(x, lambda x: {v}, lambda v: {w})" for v in VIEWS for w in WRITES},
+    **{f"v = {v}, {BASE_WRITTEN}": f"with_base_written(x, lambda x: {v})" for v in VIEWS},
 }
+"""Steps that take a view, write to it or to its base, and read both or the view: their names are what happens, in order."""
 RESULT_STEPS = {
     "cast float32": "x.to(torch.float32)", "cast float64": "x.to(torch.float64)", "cast int64": "x.to(torch.int64)",
     "cast bool": "x.to(torch.bool)",
@@ -116,6 +118,31 @@ def steps_of(then: str) -> tuple[str, ...]:
     if then.startswith(("again(", PUBLIC)):  # the arguments of a call may hold the sign
         return (then,)
     return tuple(then.split(CHAIN_SIGN)) if then else ()
+
+
+_IN_WORDS = {
+    "grad": "the gradient", "grad S(0)": "the gradient, which comes in as S(0)", "grad twice": "the gradient of the gradient",
+    "sgd": "two steps of torch.optim.SGD", "adam": "two steps of torch.optim.AdamW", "full twice": "full_tensor() twice",
+    "R": "redistribute to R", "S(0)": "redistribute to S(0)", "S(1)": "redistribute to S(1)", "local": "from_local(x.to_local())",
+}  # fmt: skip
+
+
+def in_words(then: str) -> str:
+    """The steps of a program as a reader follows them: each as its expression of the result `x` before it, or in words.
+
+    >>> in_words("root | grad twice"), in_words("to (S(0), R)"), in_words("grad of 1")
+    ('x.abs().sqrt(), then the gradient of the gradient', 'redistribute to (S(0), R)', 'the gradient of result 1')
+    """
+    words = [_IN_WORDS.get(step) or RESULT_STEPS.get(step) or _in_words(step) for step in steps_of(then)]
+    return ", then ".join(words)
+
+
+def _in_words(step: str) -> str:
+    if step.startswith("to ("):
+        return f"redistribute {step}"
+    if step.startswith("only "):
+        return f"result {step.removeprefix('only ')} alone"
+    return re.sub(r"^grad of (?=\d)", "the gradient of result ", step).replace("grad of", "the gradient of")
 
 
 def shorter_chains(then: str) -> list[str]:

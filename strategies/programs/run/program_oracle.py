@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import Partial
+from torch.distributed.tensor import Partial, Replicate
+from torch.distributed.tensor.placement_types import Placement
 
+from localtensor._util.patching import wrapped
 from localtensor.layout import JUMP_SHARE, is_inexact, max_abs, noise_factor
 from strategies.model.kernels import REJECTIONS, run_call
 from strategies.model.oracle import OracleResult, mutates, run_function_oracle, run_oracle, share_unstable
 from strategies.model.rule import Call, Program, Sample
+from strategies.programs.public_api import table as public_api
+from strategies.programs.run import step_functions
 from strategies.programs.run.follow_ups import CallWithFollowUp, steps_of
 from strategies.programs.run.law_steps import LAWS
 from strategies.programs.run.step_functions import RINGS
+from strategies.validation.difference import tensor_text
 
 FINE_UNITS, COARSE_UNITS = 64.0, 2.0
 """How far inputs are moved, in units of precision at their largest element; less where a unit is large (half)."""
@@ -78,6 +84,32 @@ def oracle_of_sample(sample: Sample, then: str, seed: int = 0, *, partial: bool 
         scale = max((float(max_abs(x)) for x in before), default=0.0)
         slack = [_with_cancelling(s, want, scale) for s, want in zip(slack, truth.outputs, strict=True)]
     return replace(truth, slack=tuple(slack), unstable=share_unstable(slack))
+
+
+def tensors_made(program: Program) -> list[tuple[str, Tensor, tuple[Placement, ...]]]:
+    """What the steps of a program put on the mesh besides the tensors of the call, whole, with its placements, each once.
+
+    They are "argument"s, such as the weight of a public call, and "gradient"s that come in.
+    """
+    made: list[tuple[str, Tensor, tuple[Placement, ...]]] = []
+
+    def on_mesh(own: Callable[..., Any], values: Tensor, like: Any, placements: Sequence[Placement]) -> Any:
+        made.append(("argument", values.detach().clone(), tuple(placements)))
+        return own(values, like, placements)
+
+    def spread(own: Callable[..., Any], values: Tensor, like: Any, placement: Placement) -> Any:
+        others = [Replicate()] * (len(program.mesh) - 1)
+        made.append(("gradient", values.detach().clone(), (placement if values.ndim else Replicate(), *others)))
+        return own(values, like, placement)
+
+    with contextlib.ExitStack() as stack, contextlib.suppress(*REJECTIONS):
+        for module in public_api.MODULES:
+            if hasattr(module, "on_mesh"):
+                stack.enter_context(wrapped(module, "on_mesh", on_mesh))
+        stack.enter_context(wrapped(step_functions, "spread", spread))
+        run_call(program_call(program), program.sample.tensors, mutates=mutates(program.sample.op))
+    texts = {f"{kind} {layout} {tensor_text(x)}": (kind, x, layout) for kind, x, layout in made if layout}
+    return list(texts.values())
 
 
 def _before_last_step(sample: Sample, then: str) -> list[Tensor]:

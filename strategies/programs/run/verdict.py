@@ -17,6 +17,7 @@ from localtensor.layout import local_shapes_on, short
 from strategies.model.kernels import REJECTIONS, run_call
 from strategies.model.oracle import OracleResult, equal_within, mutates
 from strategies.model.rule import Program, Sample, placements_text, read_layout
+from strategies.programs.run.program_oracle import tensors_made
 from strategies.programs.run.rank_run import ProgramRankResult, WrongPieceShape
 from strategies.programs.run.step_functions import local_inputs_of
 from strategies.torch_api.code_places import refusal_text
@@ -33,7 +34,8 @@ def rank_diagram(case: Case, results: Sequence[ProgramRankResult]) -> str:
 
 def program_rank_diagram(program: Program, truth: OracleResult, results: Sequence[ProgramRankResult]) -> str:
     """The same for a program, whose results are those of its follow-up step."""
-    return _diagram(list(map(placements_text, program.inputs)), local_inputs_of(program), results, truth)
+    given = list(map(placements_text, program.inputs))
+    return _diagram(given, local_inputs_of(program), results, truth, tensors_made(program))
 
 
 def _diagram(
@@ -41,11 +43,14 @@ def _diagram(
     held: Sequence[Sequence[Tensor]],
     results: Sequence[ProgramRankResult],
     truth: OracleResult,
+    made: Sequence[tuple[str, Tensor, tuple[Placement, ...]]] = (),
 ) -> str:
     lines = []
     for i, column in enumerate(held):
         lines.append(f"argument {i}, {placements[i]}")
         lines += [f"  rank {rank}  {tensor_text(piece, 8)}" for rank, piece in enumerate(column)]
+    for i, (kind, x, layout) in enumerate(made, len(held)):
+        lines += [f"{kind} {i}, {placements_text(layout)}", f"  whole   {tensor_text(x, 8)}"]
     for i, name in enumerate(results[0].placements if results and results[0].pieces else ()):
         lines.append(f"result {i}, {name}")
         lines += [f"  rank {rank}  {tensor_text(one.pieces[i], 8)}" for rank, one in enumerate(results)]

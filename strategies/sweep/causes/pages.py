@@ -38,15 +38,29 @@ def _page(number: int, cause: CauseRecord) -> str:
         f"   affects {len(cause.findings)} finding{'s' * (len(cause.findings) != 1)}"
         + (f", of {', '.join(cause.ops[:6])}{more}" if cause.ops and cause.kind != PUBLIC_CALL else ""),
     ]
+    if cause.call:
+        lines += [f"   case    {cause.call} on {cause.ranks} ranks", f"   result  {happening(cause.reason)}"]
     if not cause.script:
         lines.append("   there is no script: no simulated run of its cases shows the fault alone")
     else:
         lines += ["", *(f"       {line}" for line in cause.lines.splitlines()), ""]
-        lines += [f"   prints  {line}" for line in cut(cause.prints).splitlines()]
-        lines += [f"   right   {line}" for line in cut(cause.right).splitlines()]
+        lines += [f"   where   {term}" for term in cause.terms]
+        wrong = wrong_results(cause.prints)
+        lines += [f"   prints  {line}" for line in cut(wrong).splitlines()]
+        lines += [f"   right   {line}" for line in cut(cause.right).splitlines() if " want " not in wrong]
         lines.append(f"   run it: python {cause.script_name}" if cause.reproduces else f"   {cause.run_text}")
     lines += [f"   {cause.tried_text}"] + [f"   {cause.why}"] * bool(cause.why)
     return "\n".join(lines)
+
+
+def wrong_results(prints: str) -> str:
+    """The lines that a script prints of results that are wrong; all that it prints if no result is said to be wrong."""
+    results = re.split(r"(?<=right)\n|(?<=WRONG)\n", prints)
+    return "\n".join(one for one in results if one.endswith("WRONG")) or prints
+
+
+def happening(reason: str) -> str:
+    return reason.splitlines()[0][:160] if reason else ""
 
 
 def cut(text: str) -> str:
@@ -99,4 +113,4 @@ def _happening(cause: CauseRecord) -> str:
         return "no case shows it alone"
     if cause.verdict and not cause.reproduces:
         return f"its script {cause.verdict} on gloo"
-    return re.sub(r" \(\d+ of \d+ elements differ\)$", "", cause.reason).splitlines()[0][:160]
+    return happening(re.sub(r" \(\d+ of \d+ elements differ\)$", "", cause.reason))

@@ -44,8 +44,10 @@ from strategies.model.arguments import (
     trusts_caller,
 )
 from strategies.model.kernels import REJECTIONS
-from strategies.model.rule import PUBLIC, Call, Program, leaf_numbers, out_leaves, overload, placements_text
+from strategies.model.rule import PUBLIC, Call, Program, leaf_numbers, out_leaves, overload, placements_text, then_text
 from strategies.programs.public_api.table import is_further_use
+from strategies.programs.run.follow_ups import in_words
+from strategies.programs.run.program_oracle import tensors_made
 from strategies.programs.shrink.search import fitting_out
 from strategies.programs.shrink.sizes import fewer_axes, fewer_dims, fewer_operands, fewer_ranks, resized, unevenness
 from strategies.programs.shrink.values import (
@@ -275,9 +277,15 @@ def call_text(program: Program, spelling: str = "") -> str:
         return f"{shape_text(x.shape, x.dtype)} {placements_text(program.inputs[number])}"
 
     if program.public_call:
-        return f"{program.public_call} of {named(0)}"
-    text = re.sub(r"\bx(\d+)\b", lambda found: named(int(found[1])), spelling or spelled(program.sample))
-    return text + (f", then {program.then}" if program.then else "")
+        beside = [f"{shape_text(x.shape, x.dtype)} {placements_text(layout)}" for _, x, layout in tensors_made(program)]
+        return f"{program.public_call}, where x is {named(0)}" + (f", beside {', '.join(beside)}" if beside else "")
+    text = spelling or spelled(program.sample)
+    text = re.sub(
+        r"\bx(\d+)(?=[.[ ])", lambda found: f"({named(int(found[1]))})", text
+    )  # what a method or operator takes
+    text = re.sub(r"\bx(\d+)\b", lambda found: named(int(found[1])), text)
+    then = program.then
+    return text + (f", then {in_words(then)}" if then and not then.startswith("again(") else then_text(then))
 
 
 def forward_programs(program: Program) -> Iterator[Program]:

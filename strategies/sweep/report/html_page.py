@@ -9,7 +9,7 @@ from pathlib import Path
 
 from localtensor._util.html_page import STYLE, render_page, xml_safe
 from strategies.base.journal import Line
-from strategies.model.cause import CauseRecord
+from strategies.model.cause import CauseRecord, definitions
 from strategies.model.verdict import FAULTS, Finding, Report, Verdict, digest, mesh_kind
 from strategies.sweep import aggregate
 from strategies.sweep.report.html_pictures import GIVES, TAKES, TensorPicture, columns_of, families, parse_picture
@@ -36,6 +36,7 @@ class ShownFinding:
     meshes: tuple[str, ...]
     columns: tuple[str, ...]
     picture: tuple[TensorPicture, ...]
+    terms: tuple[str, ...]
     script: str
     file: str
 
@@ -81,6 +82,7 @@ def show_finding(finding: Finding) -> ShownFinding:
         tuple(dict.fromkeys(kind for _, kind in finding.kinds)) or (mesh_kind(mesh),),
         columns_of(finding.rule),
         parse_picture(finding.picture, finding.reason),
+        definitions(finding.script, finding.title),
         finding.script.replace("{name}", file),
         file,
     )

@@ -176,8 +176,8 @@ def _cell(column: str, counts: Counter[Verdict] | None) -> HeatmapCell | None:
     return HeatmapCell(column, worst, counts[worst], words)
 
 
-_PART = re.compile(r"(argument|result) (\d+), (.*)")
-_HELD = re.compile(r"  (rank \d+|together)  (.*)")
+_PART = re.compile(r"(argument|gradient|result) (\d+), (.*)")
+_HELD = re.compile(r"  (rank \d+|whole|together) +(.*)")
 _WANT = re.compile(r"(?:the op gives|  and       ) (.*)")
 _TENSOR = re.compile(r"\[(.*)\] of shape \(([\d, ]*)\)", re.DOTALL)
 _FAILS = re.compile(r"(?:the process of )?rank ([\d, ]+) (?:raises|dies)|(every rank) raises")
@@ -220,7 +220,7 @@ class RankBox:
 
 @dataclass(frozen=True, slots=True)
 class TensorPicture:
-    """One tensor over all ranks: `argument 0` placed as `S(0)`; `what` is "argument", "result" or "op"."""
+    """One tensor over all ranks: `argument 0` placed as `S(0)`; `what` is "argument", "gradient", "result" or "op"."""
 
     what: str
     title: str

@@ -17,7 +17,7 @@ from rich.text import Text
 from localtensor.layout import short
 from strategies.base import atomic_files
 from strategies.base.foreign_text import path_below, safe_file_name
-from strategies.model.cause import CauseRecord, json_data
+from strategies.model.cause import CauseRecord, definitions, json_data
 from strategies.model.verdict import FAULTS, Counts, Finding, LeftOut, Report, Verdict
 from strategies.programs.run.verdict import raises
 
@@ -147,6 +147,8 @@ def show(report: Report, console: Console, *, pictures: int = 3) -> None:
     for finding in wrong[:pictures]:
         console.print()
         console.print(Text.assemble((finding.name, "bold"), f" on {finding.ranks} ranks, {call_text(finding)}"))
+        for term in definitions(finding.script, finding.title):
+            console.print(Text(f"where {term}"))
         console.print(Text(finding.picture))
         if finding.repro:
             console.print(

@@ -149,6 +149,7 @@ ADD = sample("add.Tensor", numbers(4), numbers(4))
 @pytest.mark.parametrize(("program", "shown"), [
     (on(ADD, "S(0), R"), "aten.add.Tensor on (2,): S(0), R"),
     (on(ADD, "S(0)/R, R", (2, 2), "sum"), "aten.add.Tensor on (2, 2): (S(0), R), R, then sum"),
+    (on(ADD, "S(0), R", then="again(x0, 2.0)"), "aten.add.Tensor on (2,): S(0), R, after a call with (x0, 2.0)"),
     (on(ADD, "R, P(sum)/P(avg)", (2, 3), flattened=True),
      "aten.add.Tensor on (2, 3): R, (P(sum), P(avg)), a flattened submesh present"),
 ])  # fmt: skip

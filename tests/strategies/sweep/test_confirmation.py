@@ -107,7 +107,7 @@ LATER = Confirmation("", "only in processes that have run other calls: it raises
 
 def test_a_call_that_raises_only_the_second_time_is_a_finding_with_the_call_before():
     ((only,), asked) = settled({"a": [suspect()]}, LATER, Confirmation("", "it raises", refused="ValueError: once"))
-    assert asked == [(2, 24), "aten.cumprod.default on (2,): S(1), then again(x0, -1)"]
+    assert asked == [(2, 24), "aten.cumprod.default on (2,): S(1), after a call with (x0, -1)"]
     assert (only.name, only.finding.verdict, only.finding.title) == ("a", Verdict.REFUSED, asked[1])
     assert "ValueError: once" in only.finding.reason and "  # the call before" in only.finding.script
 

@@ -76,7 +76,9 @@ def index_fill_with_a_complex_number(d: Given) -> Any:
     return torch.index_fill(d(count(4), dtype=torch.complex64), 0, d([1]), 2j)
 
 
-@check("aten.addr.default on (2,): P(avg), P(avg), R, then again(x0, x1, x2, beta=(0.4+0.6j), alpha=(0.1+0.3j))")
+@check(
+    "aten.addr.default on (2,): P(avg), P(avg), R, after a call with (x0, x1, x2, beta=(0.4+0.6j), alpha=(0.1+0.3j))"
+)
 def addr_with_complex_factors(d: Given) -> Any:
     x, y = d(count(2), AVG, dtype=torch.complex64), d(count(2), dtype=torch.complex64)
     z = d(torch.ones(2, 2), AVG, dtype=torch.complex64)

@@ -107,14 +107,14 @@ def cauchy_of_a_partial_maximum(d: Given) -> Any:
     return list(made.shape if d.mesh is None else made.full_tensor().shape)
 
 
-@check("aten.clone.default on (2,): S(0), then write to slice")
+@check("aten.clone.default on (2,): S(0), then v = x[1:], v is written")
 def write_to_a_slice_of_shards(d: Given) -> Any:
     x = d(count(4), S0).clone()
     x[1:].mul_(-2)
     return x
 
 
-@check("aten.clone.default on (2,): S(1), then write to narrow")
+@check("aten.clone.default on (2,): S(1), then v = x.narrow(-1, 0, 1), v is written")
 def write_to_the_columns_of_shards(d: Given) -> Any:
     x = d(count(2, 4), S1).clone()
     x.narrow(1, 0, 3).zero_()
@@ -257,7 +257,7 @@ def dropout_of_shards_with_an_empty_one(d: Given) -> Any:
     return torch.native_dropout(d(torch.ones(1, 1), S0), 1.0, True)
 
 
-@check("aten.clone.default on (2,): S(0), then write, then slice")
+@check("aten.clone.default on (2,): S(0), then v = x[1:], x.mul_(-2)")
 def a_slice_after_a_write_to_it(d: Given) -> Any:
     x = d(count(4), S0).clone()
     x[1:].mul_(-2)

@@ -181,7 +181,7 @@ FAULTS = [
     ("DTensor.from_local, what the caller gave", writes_to_the_list_of_a_piece, "from_local("),
     ("parallel.ColwiseParallel, modules kept", drops_requires_grad, "frozen=*"),
     ("parallel.ColwiseParallel, modules trained", forgets_keyword_arguments, "shift"),
-    ("parallel.PrepareModuleInput, of any DTensor", trusts_what_it_is_told, "of a DTensor in"),
+    ("parallel.PrepareModuleInput, of any DTensor", trusts_what_it_is_told, "called with"),
     ("tensor.distribute_tensor, what the caller gave", writes_to_the_list, "Shard(-1)"),
     ("DTensor.redistribute, what the caller gave", writes_to_the_pieces, "redistribute("),
     ("DTensor.redistribute, strides", turns_the_strides, "redistribute("),

@@ -2,9 +2,15 @@ import pytest
 import torch
 
 from strategies.model.oracle import OracleResult, run_oracle
-from strategies.model.rule import PUBLIC
+from strategies.model.rule import PUBLIC, placements_text
 from strategies.programs.run import program_oracle
-from strategies.programs.run.program_oracle import has_partial, oracle_of_program, oracle_of_sample, program_call
+from strategies.programs.run.program_oracle import (
+    has_partial,
+    oracle_of_program,
+    oracle_of_sample,
+    program_call,
+    tensors_made,
+)
 from tests.strategies.cases import numbers, sample
 from tests.strategies.programs_of import on
 
@@ -66,6 +72,19 @@ def test_a_text_that_only_a_larger_move_of_the_inputs_changes_is_not_compared(mo
         program_oracle, "run_oracle", lambda followed, seed: OracleResult((), ("31.5",), (torch.zeros(()),), "31.5")
     )
     assert oracle_of_sample(sample("alias.default", X), f"{PUBLIC}str(x.sum().item()) of int64").slack == (None,)
+
+
+@pytest.mark.parametrize(("program", "made"), [
+    (on(sample("neg.default", X), "S(0)"), []),
+    (on(sample("neg.default", X), "S(0)", then="grad S(0)"), [("gradient", (4, 3), "S(0)")]),
+    (on(sample("neg.default", X), "S(0)/R", (2, 2), "grad S(0)"), [("gradient", (4, 3), "(S(0), R)")]),
+    (on(sample("sum.default", X), "S(0)", then="grad S(0)"), [("gradient", (), "R")]),
+    (on(sample("alias.default", X), "S(0)", then=f"{PUBLIC}x.data = y, y in [Shard(1)]"), [("argument", (4, 3), "S(1)")]),
+    (on(sample("alias.default", X), "R", then=f"{PUBLIC}local_map(a @ b, out_placements=[Shard(0)], in_placements=([Shard(0)], [Replicate()],), "
+        "in_grad_placements=([Shard(0)], [Partial('sum')],))"), [("argument", (3, 12), "R")]),  # within the text of the step itself
+], ids=str)  # fmt: skip
+def test_tensors_that_steps_make_are_found_with_their_layouts(program, made):
+    assert [(kind, tuple(x.shape), placements_text(layout)) for kind, x, layout in tensors_made(program)] == made
 
 
 @pytest.mark.parametrize("then", ["cast int64", "cast bool"])

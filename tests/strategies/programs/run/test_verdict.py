@@ -4,9 +4,13 @@ import pytest
 import torch
 
 from strategies.model.oracle import OracleResult, run_oracle
+from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.rank_run import ProgramRankResult
-from strategies.programs.run.verdict import confirmation_of, layout_or_none, rank_diagram
+from strategies.programs.run.real_run import run_simulated_programs
+from strategies.programs.run.verdict import confirmation_of, layout_or_none, program_rank_diagram, rank_diagram
+from strategies.sweep.report.html_pictures import parse_picture
 from tests.strategies.cases import numbers, placements, probe, rule, sample
+from tests.strategies.programs_of import on
 
 X = numbers(4, 2)
 TRUTH = run_oracle(sample("neg.default", X))
@@ -160,3 +164,14 @@ def test_a_picture_of_a_case_that_could_not_be_assembled_says_so():
 def test_a_picture_of_a_case_that_raised_shows_what_went_in_and_what_should_come_out():
     shown = rank_diagram(NEG, [ProgramRankResult("op", ("no", ""))] * 2).splitlines()
     assert [line.split()[0] for line in shown] == ["argument", "rank", "rank", "the"]
+
+
+def test_a_diagram_has_what_the_steps_make_between_arguments_and_results():
+    program = on(sample("neg.default", numbers(2)), "S(0)", then="grad")
+    (found,) = run_simulated_programs([program])
+    lines = program_rank_diagram(program, oracle_of_program(program), found.rank_results).splitlines()
+    heads = [line for line in lines if not line.startswith("  ")]
+    assert heads[:2] == ["argument 0, S(0)", "gradient 1, R"] and heads[2].startswith("result 0, ")
+    assert lines[4] == "  whole   [0.955336, -0.406147] of shape (2,)"
+    arguments = [part for part in parse_picture("\n".join(lines)) if part.what == "gradient"]
+    assert [(box.who, box.shape) for part in arguments for box in part.boxes] == [("whole", (2,))]

@@ -181,9 +181,9 @@ def test_what_makes_a_sum_of_booleans_is_the_cause_and_not_what_reads_it():
 @pytest.mark.parametrize(
     ("then", "op"),
     [
-        ("mul_ select", "aten.select.int"),
-        ("fill_ half", "aten.split.Tensor"),
-        ("write, then every other", "aten.slice.Tensor"),
+        ("v = x[-1], v.mul_(-2)", "aten.select.int"),
+        ("v = x.chunk(2)[0], v.fill_(2)", "aten.split.Tensor"),
+        ("v = x[::2], x.mul_(-2)", "aten.slice.Tensor"),
     ],
 )
 def test_of_a_write_to_a_view_of_a_copy_the_rule_of_the_view_is_the_cause(then, op):

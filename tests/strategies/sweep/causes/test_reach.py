@@ -9,7 +9,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.model.rule import PUBLIC, Call, Leaf, Sample
 from strategies.programs.public_api.table import public_steps
-from strategies.sweep.causes.reach import Reach, Severity, forward_programs, most_ordinary, reach, severity
+from strategies.sweep.causes.reach import Reach, Severity, call_text, forward_programs, most_ordinary, reach, severity
 from strategies.sweep.causes.spelling import is_private, spelled
 from tests.strategies.sweep.causes.programs import CUMPROD, program
 
@@ -161,3 +161,19 @@ def test_a_public_call_may_shard_any_dim_of_its_tensor(size, level):
     given = program(call, torch.ones(size, 2), inputs=((Replicate(),),))
     assert reach(given) is Reach.EVERYDAY
     assert reach(replace(given, then=PUBLIC + public_steps("tensor.distribute_tensor", 1)[0].call)) is level
+
+
+ALIAS, CLONE = Call("aten.alias.default", (Leaf(0),)), Call("aten.clone.default", (Leaf(0),))
+
+
+@pytest.mark.parametrize(("call", "then", "text"), [
+    (Call("aten.cumprod.default", (Leaf(0), -1)), "", "torch.cumprod(f32[4] S(0), -1)"),
+    (Call("aten.__rshift__.Scalar", (Leaf(0), 1)), "", "(i64[4] S(0)) >> 1"),
+    (ALIAS, "root | grad S(0)", "(f32[4] S(0))[...], then x.abs().sqrt(), then the gradient, which comes in as S(0)"),
+    (CLONE, "v = x[::2], x.mul_(-2)", "torch.clone(f32[4] S(0)), then v = x[::2], x.mul_(-2)"),
+    (Call("aten.topk.default", (Leaf(0), 2)), "again(x0, 3)", "torch.topk(f32[4] S(0), 2), after a call with (x0, 3)"),
+    (ALIAS, PUBLIC + "x.data = y, y in [Replicate()]", "x.data = y, y in [Replicate()], where x is f32[4] S(0), beside f32[4] R"),
+])  # fmt: skip
+def test_a_case_names_its_tensors_and_its_steps_in_their_order(call, then, text):
+    x = X.long() if "shift" in call.op else X
+    assert call_text(replace(program(call, x, inputs=ROWS), then=then)) == text
