@@ -3,7 +3,7 @@
   const $ = (selector, root = document) => root.querySelector(selector);
   const $$ = (selector, root = document) => Array.from(root.querySelectorAll(selector));
   const root = document.documentElement;
-  const findings = $$(".finding"), causes = $$(".cause");
+  const findings = $$(".finding"), causes = $$(".cause"), folds = $$(".fold");
   const families = $$(".map tbody").map((body, place) => ({
     body, place, name: body.dataset.name, bad: +body.dataset.bad, rules: +body.dataset.rules,
     head: $(".head", body), button: $(".head button", body), open: false,
@@ -42,6 +42,7 @@
       cause.hidden = left === 0;
       $(".many", cause).textContent = `${left < own.length ? `${count(left)} of ` : ""}${count(own.length)} finding${own.length === 1 ? "" : "s"}`;
     }
+    for (const fold of folds) fold.hidden = $$(".finding", fold).every((one) => one.hidden);
     const open = causes.filter((one) => !one.hidden).length;
     if (causes.length) $("#cause-count").textContent = open === causes.length ? `${count(open)} causes` : `${count(open)} of ${count(causes.length)} causes`;
     const kept = wanted.length ? new Set(findings.filter((one) => !one.hidden).map((one) => one.dataset.op.toLowerCase())) : null;
@@ -103,6 +104,8 @@
     if (at >= 0) one.classList.add("at");
     const cause = one.closest(".cause");
     if (cause) cause.open = true;
+    const fold = one.closest(".fold");
+    if (fold) fold.open = true;
     $("summary", one).focus({ preventScroll: true });
     one.scrollIntoView({ block: "start" });
   }

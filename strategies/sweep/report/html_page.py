@@ -13,7 +13,7 @@ from strategies.model.cause import CauseRecord, definitions
 from strategies.model.verdict import FAULTS, Finding, Report, Verdict, digest, mesh_kind
 from strategies.sweep import aggregate
 from strategies.sweep.report.html_pictures import GIVES, TAKES, TensorPicture, columns_of, families, parse_picture
-from strategies.sweep.report.text_and_json import by_reason, call_text, file_name, is_silent
+from strategies.sweep.report.text_and_json import alike, by_reason, call_text, file_name, is_silent, ops_text
 
 _DTYPES = re.compile(r"\b(f|bf|c|i|u|bool)\d*\[")
 _CLASS = {"c": "complex", "f": "real", "bf": "real", "i": "integer", "u": "integer", "bool": "bool"}
@@ -43,25 +43,32 @@ class ShownFinding:
 
 @dataclass(frozen=True, slots=True)
 class ShownCause:
-    """A cause as the page shows it: its anchor, "silent" or "loud", what happens in its case, and its findings."""
+    """A cause as the page shows it: its anchor, "silent" or "loud", what happens in its case, and its findings.
+
+    Of `groups`, each has findings that fail in one way and a line that names their overloads; "" for one that stands alone.
+    """
 
     cause: CauseRecord
     anchor: str
     loudness: str
     happens: str
     findings: tuple[ShownFinding, ...]
+    groups: tuple[tuple[str, tuple[ShownFinding, ...]], ...]
 
 
-def show_causes(causes: Sequence[CauseRecord], found: Sequence[ShownFinding]) -> list[ShownCause]:
+def show_causes(report: Report, found: Sequence[ShownFinding]) -> list[ShownCause]:
     """The causes with their findings, each in the order of the report."""
     by_name = {one.finding.name: one for one in found}
     order = {one.finding.name: place for place, one in enumerate(found)}
     shown = []
-    for cause in causes:
+    for cause in report.causes:
         own = tuple(by_name[name] for name in sorted(cause.findings, key=order.__getitem__))
         silent = not cause.rank[0] if cause.rank else all(one.loudness == "silent" for one in own)
         happens = (cause.reason or own[0].finding.reason).splitlines()[0]
-        shown.append(ShownCause(cause, anchor(cause.id), "silent" if silent else "loud", happens, own))
+        groups = [[by_name[f.name] for f in group] for group in alike([one.finding for one in own], report)]
+        folded = [(ops_text([o.finding for o in group]) if len(group) > 1 else "", tuple(group)) for group in groups]
+        loudness = "silent" if silent else "loud"
+        shown.append(ShownCause(cause, anchor(cause.id), loudness, happens, own, tuple(folded)))
     return shown
 
 
@@ -119,7 +126,7 @@ def page(begin: Line, lines: Sequence[Line], *, name: str, cut: str = "") -> tup
     """The page of a journal's lines, and the report that it shows.  `cut` is a sentence on a truncated last line."""
     report = aggregate.report(begin, lines)
     found = [show_finding(finding) for finding in report.findings]
-    causes = show_causes(report.causes, found)
+    causes = show_causes(report, found)
     attributed = {one.finding.name for cause in causes for one in cause.findings}
     text = render_page(
         _HERE / "report.html.j2", (STYLE, _HERE / "report.css"), _HERE / "report.js",

@@ -20,6 +20,7 @@ from strategies.base.foreign_text import path_below, safe_file_name
 from strategies.model.cause import CauseRecord, definitions, json_data
 from strategies.model.verdict import FAULTS, Counts, Finding, LeftOut, Report, Verdict
 from strategies.programs.run.verdict import raises
+from strategies.programs.shrink.search import failure_kind
 
 _COLOUR = {
     Verdict.UNSOUND: "bold red", Verdict.REFUSED: "red", Verdict.SUSPECT: "yellow", Verdict.MISSING: "cyan"
@@ -143,7 +144,7 @@ def show(report: Report, console: Console, *, pictures: int = 3) -> None:
     for name, why in report.ignored:
         console.print(Text.assemble(("ignored", "bold red"), f" {name}: {why}"))
     for verdict, title in _TITLES.items():
-        _rows(console, title, [f for f in wrong if f.verdict is verdict])
+        _rows(console, title, alike([f for f in wrong if f.verdict is verdict], report))
     for finding in wrong[:pictures]:
         console.print()
         console.print(Text.assemble((finding.name, "bold"), f" on {finding.ranks} ranks, {call_text(finding)}"))
@@ -156,8 +157,8 @@ def show(report: Report, console: Console, *, pictures: int = 3) -> None:
             )
         if finding.command:
             console.print(Text(f"again:  {finding.command}"), soft_wrap=True)
-    _rows(console, "Suspect, not confirmed", [f for f in report.findings if f.verdict is Verdict.SUSPECT])
-    _rows(console, "Missing: valid, and not registered", [f for f in report.findings if f.verdict is Verdict.MISSING])
+    _rows(console, "Suspect, not confirmed", [[f] for f in report.findings if f.verdict is Verdict.SUSPECT])
+    _rows(console, "Missing: valid, and not registered", [[f] for f in report.findings if f.verdict is Verdict.MISSING])
     for crash in report.crashed[:_MOST_CRASHES]:
         console.print(Text.assemble(("crashed", "magenta"), f" {crash.op}: {crash.sample}: {crash.error}"))
     if len(report.crashed) > _MOST_CRASHES:
@@ -169,6 +170,29 @@ def show(report: Report, console: Console, *, pictures: int = 3) -> None:
             f"... and {len(report.untested) - _MOST_UNTESTED} more that were not tested (all of them in --json)"
         )
     console.print(_totals(report))
+
+
+FOLDED = 4
+"""From so many on, findings of one cause that fail in one way are one line, in a table and on a page."""
+
+
+def alike(findings: Sequence[Finding], report: Report) -> list[list[Finding]]:
+    """The findings in their order, those of one cause that fail in one way together, at the place of the first of them."""
+    groups: dict[object, list[Finding]] = {}
+    for finding in findings:
+        cause = report.cause_of(finding)
+        how = failure_kind(re.sub(r"\b\w+\.\w+\.\w+", "an op", finding.reason)).what
+        groups.setdefault((cause.id, how) if cause else finding.name, []).append(finding)
+    return [
+        part for group in groups.values() for part in ([group] if len(group) >= FOLDED else [[one] for one in group])
+    ]
+
+
+def ops_text(findings: Sequence[Finding], most: int = 6) -> str:
+    """How many findings there are, and of which overloads: `9 findings of aten.min.default, aten.amin.default`."""
+    ops = list(dict.fromkeys(finding.rule.op for finding in findings))
+    more = f" and {len(ops) - most} more" if len(ops) > most else ""
+    return f"{len(findings)} findings of {', '.join(ops[:most])}{more}"
 
 
 def is_public(finding: Finding) -> bool:
@@ -184,15 +208,16 @@ def call_text(finding: Finding) -> str:
     return f"{packet}({', '.join(finding.sample)})"
 
 
-def _rows(console: Console, title: str, findings: Sequence[Finding]) -> None:
-    if not findings:
+def _rows(console: Console, title: str, groups: Sequence[Sequence[Finding]]) -> None:
+    if not groups:
         return
-    table = Table(title=f"{title} ({len(findings)})", title_justify="left", show_lines=False, expand=False)
+    table = Table(title=f"{title} ({sum(map(len, groups))})", title_justify="left", show_lines=False, expand=False)
     for column in ("rule", "ranks", "call", "what happens"):
         table.add_column(column, justify="right" if column == "ranks" else "left", overflow="fold")
-    for f in findings:
+    for f, *more in groups:
         mesh = "x".join(map(str, f.mesh or (f.ranks,)))
-        table.add_row(Text(f.name, _COLOUR[f.verdict]), mesh, Text(call_text(f)), Text(f.reason))
+        name = f"{ops_text([f, *more])} (all of them in --json); {f.name}" if more else f.name
+        table.add_row(Text(name, _COLOUR[f.verdict]), mesh, Text(call_text(f)), Text(f.reason))
     console.print(table)
 
 

@@ -293,7 +293,10 @@ def test_causes_stand_above_the_map_and_open_onto_their_findings(look, caused):
     assert top < page.locator(".map").bounding_box()["y"] < page.locator("#findings").bounding_box()["y"]
     assert not causes.first.locator(".finding").first.is_visible()
     causes.first.locator("> summary").click()
-    assert causes.first.locator(".finding").first.is_visible()
+    fold = causes.first.locator(".fold").first
+    assert fold.is_visible() and not fold.locator(".finding").first.is_visible()
+    fold.locator("> summary").click()
+    assert fold.locator(".finding").first.is_visible()
     assert causes.first.locator("pre.lines").inner_text() == "x = 1"
     assert "With replicas" in causes.first.locator(".tried").inner_text()
     assert page.locator("section:has(#findings) .finding").count() == 2
@@ -313,6 +316,14 @@ def test_a_cause_without_a_finding_that_passes_the_filters_is_hidden(look, cause
     assert shown(page) == page.locator(".cause").nth(1).locator(".finding").count()
     page.keyboard.press("Escape")
     assert shown(page) == every and page.inner_text("#cause-count") == "2 causes"
+
+
+def test_a_fold_without_a_finding_that_passes_the_filters_is_hidden(look, caused):
+    page = look(caused)
+    assert shown(page, ".fold:not([hidden])") == page.locator(".fold").count() > 0
+    page.fill("#text", "no finding has these words")
+    assert shown(page, ".fold:not([hidden])") == 0
+    page.keyboard.press("Escape")
 
 
 def test_a_link_to_a_finding_opens_its_cause(look, caused):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from strategies.model.cause import RIGHT, causes_line
-from strategies.model.verdict import Verdict
-from strategies.sweep.report.html_page import anchor, class_of, page, show_finding
+from strategies.model.verdict import Counts, Report, Verdict
+from strategies.sweep.report.html_page import anchor, class_of, page, show_causes, show_finding
 from tests.strategies.gate_cases import HOSTILE, finding
 from tests.strategies.journals import LOUD, OPS, PROGRAM, SILENT, begin, hostile, lines, settled, validated
 from tests.strategies.model.test_cause import SCAN
@@ -253,6 +253,30 @@ def test_a_cause_says_where_what_and_how_it_was_found():
         "prints DTensor gives 1 right is 2", "python scan_1.py", "Its script shows it on real gloo processes, torch 2.13.0.",
     ):  # fmt: skip
         assert words in said, words
+
+
+def test_findings_that_fail_alike_are_folded_into_one_line_and_all_of_them_are_below_it():
+    names = [f"aten._fused_{name}_.default" for name in ("adam", "adamw", "sgd", "adagrad")]
+    found = [finding(op) for op in names]
+    report = Report(
+        "2.13.0",
+        0,
+        (2,),
+        "gloo",
+        Counts(),
+        tuple(found),
+        causes=(replace(SCAN, findings=tuple(f.name for f in found)),),
+    )
+    ((line, group),) = show_causes(report, [show_finding(one) for one in found])[0].groups
+    assert line == f"4 findings of {', '.join(names)}" and [one.finding for one in group] == found
+    body = read(
+        [line for line in lines() if line["kind"] != "settled"]
+        + [settled(one) for one in found]
+        + [causes_line(report.causes, "2.13.0", None)]
+    )
+    folds = [i for i, (tag, attrs) in enumerate(body.tags) if attrs.get("class") == "fold"]
+    assert len(folds) == 1 and "4 findings of aten._fused_" in text_of(body)
+    assert sum("finding" in attrs.get("class", "").split() for _, attrs in body.tags[folds[0] :]) >= 4
 
 
 def test_a_cause_that_no_longer_reproduces_says_so_on_the_page():

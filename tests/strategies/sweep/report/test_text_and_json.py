@@ -346,3 +346,38 @@ def test_a_narrow_page_says_the_same_as_a_wide_one():
 ])  # fmt: skip
 def test_silent_is_what_every_rank_goes_on_with(reason, silent):
     assert text_and_json.is_silent(finding(reason=reason)) is silent
+
+
+FUSED = [finding(op=f"aten._fused_{name}_.default", reason=f"output {i} differs at [{i}]: got 1, expected 2")
+         for i, name in enumerate(("adam", "adamw", "sgd", "adagrad"))]  # fmt: skip
+
+
+def caused(findings):
+    return replace(FULL, findings=tuple(findings), causes=(replace(SCAN, findings=tuple(f.name for f in findings)),))
+
+
+def test_findings_of_one_cause_that_fail_alike_are_one_line_that_names_the_overloads():
+    other = finding(op="aten._fused_adam.default", reason="rank 0 holds shape (4,), S(0) of (4,) is (2,)")
+    report = caused([FUSED[0], other, *FUSED[1:]])
+    groups = text_and_json.alike(report.findings, report)
+    assert groups == [FUSED, [other]]
+    rules = cells(shown(report, width=600))[0]
+    ops = ", ".join(f.rule.op for f in FUSED)
+    assert (
+        f"4 findings of {ops} (all of them in --json); {FUSED[0].name}".replace(" ", "") in rules
+        and rules.count("aten._fused_adagrad_") == 1
+    )
+    assert "Unsound: confirmed to give wrong results (5)" in shown(report)
+    assert len(body_of(report)["findings"]) == 5
+
+
+def test_few_findings_and_those_without_a_cause_have_a_line_each():
+    few = caused(FUSED[:3])
+    assert [len(group) for group in text_and_json.alike(few.findings, few)] == [1, 1, 1]
+    unknown = replace(caused(FUSED), causes=())
+    assert [len(group) for group in text_and_json.alike(unknown.findings, unknown)] == [1, 1, 1, 1]
+
+
+def test_of_many_overloads_the_first_are_named():
+    many = [finding(op=f"aten.op{i}.default") for i in range(8)]
+    assert text_and_json.ops_text(many).endswith("aten.op5.default and 2 more")
