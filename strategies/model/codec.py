@@ -249,7 +249,7 @@ FLATTEN_FUNCTION = '''def flat(out):
 '''
 """The function of a script that flattens the results of an op."""
 COMPARISON_FUNCTION = '''def differs(got, want, atol):
-    """Whether what DTensor gives is not what is right, in the ranks' pieces or as a whole.  It prints both; all ranks call it."""
+    """Whether DTensor's result differs from the right one, in a rank's piece or as a whole.  It prints both; all ranks call it."""
     rank, placements = dist.get_rank(), getattr(got, "placements", None)
     if placements is not None:
         print(f"rank {rank} placements {placements}", flush=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from strategies.model.cause import RIGHT, definitions
 from strategies.model.verdict import Counts, Report
-from strategies.sweep.causes.pages import as_json, as_text, short_table, table
+from strategies.sweep.causes.pages import as_json, as_text, short_table, table, wrong_results
 from tests.strategies.model.test_cause import SCAN
 
 CAUSES = (
@@ -85,6 +85,15 @@ def test_a_page_has_the_case_what_its_names_are_and_of_several_results_the_wrong
         "",
         "torch 2.13.0: 2 findings have 1 cause; the scripts of 1 were run on gloo, and 1 of them show the fault.",
     ]  # fmt: skip
+
+
+def test_of_long_results_the_place_where_they_differ_is_on_the_page():
+    want = [float(i) for i in range(200)]
+    got = [*want[:150], 0.5, *want[151:]]
+    shown = wrong_results(f"rank 0 got  {got}\nrank 0 want {want}\nrank 0 WRONG").splitlines()
+    assert ", 149.0, 0.5, 151.0" in shown[0] and ", 149.0, 150.0, 151.0" in shown[1] and shown[2:] == ["rank 0 WRONG"]
+    assert max(map(len, shown)) < 200
+    assert wrong_results("it hangs") == "it hangs"
 
 
 def test_a_script_that_is_no_python_defines_nothing():

@@ -89,7 +89,7 @@ def kept_by(module: nn.Module) -> list[Any]:
     first = {id(value): name for name, value in reversed(named)}
     ones = [f"{name} is {first[id(value)]}" for name, value in named if first[id(value)] != name]
     return [
-        ", ".join(ones) or "no parameter is another one",
+        ", ".join(ones) or "no parameter is shared",
         f"requires_grad: {', '.join(name for name, value in named if value.requires_grad) or 'none'}",
         f"training: {', '.join(name or 'the module' for name, part in module.named_modules() if part.training) or 'no part'}",
         f"parameters and buffers: {', '.join(name for name, _ in named)}",

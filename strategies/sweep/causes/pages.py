@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from strategies.model.cause import PUBLIC_CALL, CauseRecord, json_data
 from strategies.model.verdict import Report
+from strategies.validation.difference import excerpt
 
 MOST_PRINTED = 400
 """Letters of what a script prints that a page shows; a longer text is cut."""
@@ -56,7 +57,13 @@ def _page(number: int, cause: CauseRecord) -> str:
 def wrong_results(prints: str) -> str:
     """The lines that a script prints of results that are wrong; all that it prints if no result is said to be wrong."""
     results = re.split(r"(?<=right)\n|(?<=WRONG)\n", prints)
-    return "\n".join(one for one in results if one.endswith("WRONG")) or prints
+    wrong = "\n".join(one for one in results if one.endswith("WRONG")) or prints
+    return re.sub(r"^(rank \d+ got  )(.*)\n(rank \d+ want )(.*)$", _where_they_differ, wrong, flags=re.MULTILINE)
+
+
+def _where_they_differ(pair: re.Match[str]) -> str:
+    got, want = (excerpt(one, other, MOST_PRINTED // 3) for one, other in ((pair[2], pair[4]), (pair[4], pair[2])))
+    return f"{pair[1]}{got}\n{pair[3]}{want}"
 
 
 def happening(reason: str) -> str:

@@ -33,7 +33,7 @@ from strategies.model.codec import (
 from strategies.model.kernels import REJECTIONS
 from strategies.model.oracle import mutates
 from strategies.model.rule import Program
-from strategies.programs.run.follow_ups import GRADS
+from strategies.programs.run.follow_ups import GRADS, follow_up
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.step_functions import local_inputs_of
 from strategies.programs.script import LIMIT_CODE, argument_code, body_code, helper_functions, tolerances_code
@@ -143,18 +143,18 @@ def scripts_of(case: Case, title: str, about: str, name: str) -> Iterator[Script
         truth = oracle_of_program(program)
         plain = not mutates(program.sample.op)
         for spelling in dict.fromkeys((spelled(program.sample), raw_spelling(program.sample.call))):
-            bodies: list[
-                tuple[list[str], list[str]]
-            ] = []  # the lines, and the functions, of which the last two are the program
+            bodies: list[tuple[list[str], list[str]]] = []  # the lines, and the functions that they use
             if program.then in GRADS and plain and _has_plain_gradient(program, spelling):
                 bodies.append((_gradient(program, spelling), []))
             elif not program.then and len(truth.outputs) == 1 and plain:
                 atol = slack_text(truth.outputs[0], truth.slack[0])
                 bodies.append(([f"return differs({_on_dtensors(spelling)}, {spelling}, {atol})"], []))
+            if program.public_call:
+                bodies.append(_public(program, tolerances_code(truth)))
             bodies.append(_general(program, spelling, tolerances_code(truth)))
             for lines, helpers in bodies:
                 shown = "\n".join([_mesh(program), *inputs, *lines])
-                told = "\n".join([*helpers[-2:], shown])
+                told = "\n".join([*(text for text in helpers if text.startswith(("def op(", "def program("))), shown])
                 yield ScriptRun(_text(case, title, about, name, shown, helpers), told, "", "", spelling)
 
 
@@ -255,6 +255,16 @@ def _summed(text: str) -> str:
     return f"{text}.sum()" if re.fullmatch(r"[\w.]+\(.*\)", text) else f"({text}).sum()"
 
 
+_ALL_DIFFER = "return any([differs(got, want, atol) for got, want, atol in zip(gots, wants, {}, strict=True) if want is not None])"
+
+
+def _public(program: Program, atols: str) -> tuple[list[str], list[str]]:
+    """Lines for a use of a public call, and the functions that they use: on the tensor itself, not on an alias of it."""
+    used = f"def program(x):\n    return flat({follow_up(program.then).text})"
+    helpers = [FLATTEN_FUNCTION.strip(), *(text.strip() for text in helper_functions(program.then)), used]
+    return ["wants, gots = program(x0), program(d0)", _ALL_DIFFER.format(atols)], helpers
+
+
 def _general(program: Program, spelling: str, atols: str) -> tuple[list[str], list[str]]:
     """Lines for any program, and the functions that they use."""
     names = [f"x{i}" for i in range(len(program.sample.tensors))]
@@ -264,7 +274,7 @@ def _general(program: Program, spelling: str, atols: str) -> tuple[list[str], li
     lines = [
         f"wants = program([{', '.join(names)}])",
         f"gots = program([{_on_dtensors(', '.join(names))}])",
-        f"return any([differs(got, want, atol) for got, want, atol in zip(gots, wants, {atols}, strict=True) if want is not None])",
+        _ALL_DIFFER.format(atols),
     ]
     helpers = [FLATTEN_FUNCTION.strip(), *(text.strip() for text in helper_functions(program.then)), op.strip()]
     return [*_cloned(program, names), *lines], [*helpers, whole.strip()]

@@ -46,6 +46,12 @@ def test_scripts_of_causes_run_and_show_what_is_refused():
     with RankProcesses("gloo") as processes:
         for name, raises, verdict in (("tensor.rand", True, SHOWS), ("parallel.RowwiseParallel", False, RIGHT)):
             case = Case(programs[name], "it is a test", severity(programs[name], raises))
-            *_, script = scripts_of(case, "a title", "about", "it.py")
-            assert run(processes, script.script, 2, raises=raises)[0] == verdict
-            assert "gots = program([d0])" in script.lines
+            first, *_, last = scripts_of(case, "a title", "about", "it.py")
+            for script in (first, last):
+                assert run(processes, script.script, 2, raises=raises)[0] == verdict
+            assert "gots = program([d0])" in last.lines
+            call, *rest = first.lines.splitlines()[1:]
+            assert (
+                call.startswith("    return flat(") and "def op(" not in first.script
+            )  # the call stands in the first lines
+            assert "wants, gots = program(x0), program(d0)" in rest

@@ -251,4 +251,4 @@ def test_the_state_of_a_module_is_named_and_not_numbered():
         "parameters and buffers: first.weight, first.bias, second.weight, steps",
     ]  # fmt: skip
     assert torch.equal(weight, tied) and steps.tolist() == [0, 1, 2] and not bias.any()
-    assert varied_calls.kept_by(nn.Linear(1, 1))[0] == "no parameter is another one"
+    assert varied_calls.kept_by(nn.Linear(1, 1))[0] == "no parameter is shared"

@@ -71,7 +71,7 @@ def test_numbers_that_the_ranks_return_are_compared(x, each, wrong):
     assert confirmation_of(truth, (2,), ranks, coarse=eps).wrong == wrong
 
 
-TIED, PAIR = "second.weight is first.weight", "no parameter is another one"
+TIED, PAIR = "second.weight is first.weight", "no parameter is shared"
 FLAGS = ", ".join(f"layers.{i}.weight" for i in range(20))
 
 
