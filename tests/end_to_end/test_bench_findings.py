@@ -94,6 +94,7 @@ def test_of_long_results_the_place_where_they_differ_is_on_the_page():
     assert ", 149.0, 0.5, 151.0" in shown[0] and ", 149.0, 150.0, 151.0" in shown[1] and shown[2:] == ["rank 0 WRONG"]
     assert max(map(len, shown)) < 200
     assert wrong_results("it hangs") == "it hangs"
+    assert wrong_results("a WRONG\nb right\nc WRONG\nd WRONG") == "a WRONG\nfurther wrong results: 2"
 
 
 def test_a_script_that_is_no_python_defines_nothing():

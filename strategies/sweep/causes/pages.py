@@ -55,9 +55,10 @@ def _page(number: int, cause: CauseRecord) -> str:
 
 
 def wrong_results(prints: str) -> str:
-    """The lines that a script prints of results that are wrong; all that it prints if no result is said to be wrong."""
+    """The lines that a script prints of the first wrong result, and how many more are wrong; all that it prints if it names none."""
     results = re.split(r"(?<=right)\n|(?<=WRONG)\n", prints)
-    wrong = "\n".join(one for one in results if one.endswith("WRONG")) or prints
+    first, *more = [one for one in results if one.endswith("WRONG")] or [prints]
+    wrong = first + (f"\nfurther wrong results: {len(more)}" if more else "")
     return re.sub(r"^(rank \d+ got  )(.*)\n(rank \d+ want )(.*)$", _where_they_differ, wrong, flags=re.MULTILINE)
 
 
