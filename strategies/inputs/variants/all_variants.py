@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from strategies.inputs.variants.adversarial import VALUES, Values, values_genera
 from strategies.inputs.variants.dims_and_layout import DIMENSIONS, INDEXED, LAYOUTS, InputForm, with_no_dims
 from strategies.inputs.variants.sizes import SCALARS, SIZES, other_flags, with_sizes_of_a_tensor
 from strategies.inputs.variants.undrawn import COUNTED
-from strategies.model.call_signature import diverse_subset
+from strategies.model.call_signature import diverse_subset, numeric_arguments
 from strategies.model.oracle import OracleResult, run_stable_oracle, same_results
 from strategies.model.rule import Sample
 
@@ -27,6 +28,9 @@ MOST_REJECTED = 4
 """Calls of one form that the op may reject, on one sample, before the next form has its turn."""
 CANDIDATES = 32
 """Calls that one form may make from one sample."""
+INFINITE = 2
+"""Further samples with an infinite number among their arguments, such as the order of a norm, which has a gradient of its own; as many
+again over all dims."""
 VALUES_PER_SAMPLE = 3
 """Other values tested per sample.  The claims are the same, so values cost less than forms."""
 OWN_VALUES = Values("", "the sample's own values", lambda sample, rng: sample.tensors)
@@ -90,7 +94,15 @@ def followed_samples(found: Sequence[Sample], most: int, seed: int) -> list[Samp
         for other in (*other_flags(replace(one, tensors=made) if made else one), *with_no_dims(one))
     ]
     chosen = diverse_subset(flagged, round(most / 3))
-    return [*diverse_subset(found, most - len(chosen)), *chosen]
+    chosen = [*diverse_subset(found, most - len(chosen)), *chosen]
+    left = [one for one in found if all(one is not other for other in chosen)]
+    endless = [one for one in left if any(map(_is_infinite, numeric_arguments(one.call).values()))]
+    over_all = diverse_subset([other for one in endless for other in with_no_dims(one)], INFINITE)
+    return [*chosen, *diverse_subset(endless, INFINITE), *over_all]
+
+
+def _is_infinite(value: object) -> bool:
+    return isinstance(value, float) and math.isinf(value)
 
 
 def mesh_samples(found: Sequence[Sample], most: int) -> list[Sample]:

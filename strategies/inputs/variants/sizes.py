@@ -153,6 +153,18 @@ def with_broadcast_operands(sample: Sample) -> Iterator[Sample]:
             yield with_tensors(sample, {i: x[0].clone()}, f"operand {i} without its first dim")
 
 
+def with_operand_of_more_dims(sample: Sample) -> Iterator[Sample]:
+    """Each operand in turn with one more dim before its first, as long as that: the op broadcasts the others.
+
+    The last operands come first, since the results of many ops have the dims of the first one.
+    """
+    if trusts_caller(sample.op) or len(sample.tensors) < 2 or sample.op.split(".")[1].startswith(_NO_BROADCAST):
+        return
+    for i, x in reversed([*enumerate(sample.tensors)]):
+        if x.ndim and len(x) > 1:
+            yield with_tensors(sample, {i: torch.stack([x] * len(x))}, f"operand {i} with one more dim")
+
+
 def without_dims(sample: Sample) -> Iterator[Sample]:
     """Tensors without dims: all, then each operand in turn."""
     if trusts_caller(sample.op) or any(not x.numel() for x in sample.tensors):
@@ -178,6 +190,8 @@ SIZES = (
     InputForm("one row", "a dim of size one cannot be split, and may be dropped or broadcast", with_one_row),
     InputForm("broadcast", "a dim of size one, or none, is not where the other operand is sharded",
               with_broadcast_operands, weight=2),
+    InputForm("operand of more dims", "the first dims of two operands are not the same dim of the result",
+              with_operand_of_more_dims),
     InputForm("without dims", "a tensor without dims has no dim to shard, and promotes types otherwise", without_dims),
 )  # fmt: skip
 
@@ -195,11 +209,15 @@ torch 2.13: for an unknown mode `grid_sampler_3d` returns uninitialised memory, 
 
 
 def other_scalars(sample: Sample) -> Iterator[Sample]:
-    """Each number in turn as 0, 1, -1, 2, 2.5, and as None where it is optional.
+    """Each number in turn as 0, 1, -1, 2, 2.5, as each other number of the call, and as None where it is optional.
 
     Ops that trust their caller keep integers and scales, which may describe sizes.
     """
     given = argument_values(sample)
+    numbers = [
+        v for name, v in given.items() if name not in DIMS | _KEPT and type(v) in (int, float) and v not in NUMBERS
+    ]
+    further = {kind: dict.fromkeys(v for v in numbers if type(v) is kind) for kind in (int, float)}
     for a in schema_arguments(sample.op):
         whole = "int" in a.kind and "number" not in a.kind
         speaks = whole or repeats_sizes(a.name)
@@ -207,7 +225,7 @@ def other_scalars(sample: Sample) -> Iterator[Sample]:
             continue
         if not any(word in a.kind for word in ("number", "float", "int")) or isinstance(given[a.name], CODES):
             continue
-        for number in (*NUMBERS, *([None] if a.optional else [])):
+        for number in (*NUMBERS, *further.get(type(given[a.name]), ()), *([None] if a.optional else [])):
             named = number is None or not a.name.endswith(_MODES) or number >= 0
             fits = named and (number is None or not whole or type(number) is int)
             value = float(number) if number is not None and "float" in a.kind else number

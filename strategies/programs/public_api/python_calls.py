@@ -138,6 +138,24 @@ def indices(numbers: Sequence[int], like: Any) -> Any:
     return on_mesh(torch.tensor(numbers), like, [Replicate()] * axes)
 
 
+def holds(check: Callable[..., None], x: Any, place: int) -> list[Any]:
+    """Whether a check of `torch.testing` takes the tensor and one that has another value at one place for equal."""
+    other = changed(x, getattr(x, "placements", ()), place)
+    try:
+        check(x, other)
+    except AssertionError as error:
+        if "not close" not in str(error):
+            raise  # one of DTensor's own
+        return told(False)
+    return told(True)
+
+
+def contains(x: Any) -> list[Any]:
+    """Whether the first and the last element of the tensor are in it, and a number that is not."""
+    values = [float(value) for value in whole(x.detach()).flatten()[[0, -1]]]
+    return told(*(value in x for value in (*values, 1000.0)))
+
+
 def changed(x: Any, placements: Sequence[Placement], place: int) -> Any:
     """The tensor in this layout, with another value at one place."""
     values = whole(x.detach()).clone()

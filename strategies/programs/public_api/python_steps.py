@@ -268,6 +268,12 @@ def compared(axes: int) -> Iterator[PublicStep]:
                 call = f"{use}, y in {listed} is {text}"
                 code = f"(lambda x, y: told({use}))(x, {other})"
                 yield PublicStep(call, code, ROWS, (layout,), _not_partial, use, use)
+    for place in (0, -1):  # it refuses two layouts
+        call = f"torch.testing.assert_close(x, y) of unlike at {place} ones"
+        yield PublicStep(
+            call, f"holds(torch.testing.assert_close, x, {place})", ROWS, (), _not_partial, "close", "close"
+        )
+    yield PublicStep("a number in x", "contains(x)", ROWS, (), _not_partial, "in", "in")
 
 
 PYTHON_STEPS: dict[str, Generator] = {

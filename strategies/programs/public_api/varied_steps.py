@@ -305,6 +305,7 @@ def replaced(axes: int) -> Iterator[PublicStep]:
 
 _LOSSES = {
     "F.cross_entropy": "F.cross_entropy(a, {t}, reduction='sum')",
+    "F.cross_entropy of probabilities": "F.cross_entropy(a, a.detach().softmax(1) * 1, reduction='sum')",
     "F.nll_loss of log_softmax": "F.nll_loss(F.log_softmax(a, 1), {t}, reduction='sum')",
     "log_softmax": "F.log_softmax(a, 1)",
 }

@@ -1,3 +1,4 @@
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -5,7 +6,7 @@ import pytest
 import torch
 
 from localtensor.layout.tolerance import MAX_JUMP_SHARE
-from strategies.inputs.variants.all_variants import FORMS, PER_SAMPLE, PER_TRACED, variations
+from strategies.inputs.variants.all_variants import FORMS, PER_SAMPLE, PER_TRACED, followed_samples, variations
 from strategies.inputs.variants.dims_and_layout import InputForm, with_dims_respelled
 from strategies.inputs.variants.sizes import with_operand_of_another_length
 from strategies.model.oracle import run_oracle, same_results
@@ -167,6 +168,25 @@ def test_of_the_users_own_samples_and_of_decompositions_there_are_fewer():
     own = replace(sample("cumsum.default", numbers(4, 4), 1), origin="samples() #3")
     assert [name for *_, name in told(own, budget=9)] == ["", "dims respelled"]
     assert len(told(sample("cumsum.default", numbers(4, 4), 1), budget=9, traced=True)) == 1 + PER_TRACED
+
+
+def norms(*orders):
+    return [sample("linalg_vector_norm.default", numbers(4, size), order, [1]) for size, order in enumerate(orders, 2)]
+
+
+def test_what_follows_an_op_is_tried_with_infinite_numbers_too_along_some_dims_and_over_all():
+    finite = [2.0, 1.0, 3.0, 0.5, -1.0, 6.0, 7.0]
+    chosen = followed_samples(norms(*finite, math.inf), 3, seed=0)
+    assert [(one.call.args[1], one.call.args[2:]) for one in chosen[3:]] == [
+        (math.inf, ([1],)), (math.inf, ([],)), (math.inf, ([0, 1],)),
+    ]  # fmt: skip
+    assert len(followed_samples(norms(*finite), 3, seed=0)) == 3
+
+
+def test_infinite_numbers_that_are_chosen_anyway_come_once():
+    chosen = followed_samples(norms(math.inf), 3, seed=0)
+    assert len({id(one) for one in chosen}) == len(chosen)
+    assert [one.call.args[2:] for one in chosen].count(([1],)) == 1
 
 
 def test_names_and_reasons_are_there_once():

@@ -114,6 +114,7 @@ BY_FORM: list[tuple[str, Sample, WrongRule]] = [
     ("no rows", sample("relu.default", X), minds_empty_tensors_wrongly),
     ("one row", sample("squeeze.dim", X, 0), always("S(1) -> S(1)")),
     ("broadcast", sample("add.Tensor", X, X), always("S(0), S(0) -> S(0)")),
+    ("operand of more dims", sample("mul.Tensor", ROWS, ROWS + 2), always("S(0), S(0) -> S(0)")),
     ("without dims", sample("relu.default", X + 9), minds_points_wrongly),
     ("transposed", sample("relu.default", X), looks_at_strides),
     ("gaps", sample("relu.default", X), looks_at_strides),

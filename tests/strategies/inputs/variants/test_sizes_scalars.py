@@ -17,6 +17,9 @@ def said(made):
     (sample("clamp.default", X, 1), ["min=0", "min=-1", "min=2", "min=2.5", "min=None",
                                      "max=0", "max=1", "max=-1", "max=2", "max=2.5"]),
     (sample("leaky_relu.default", X, 1.0), ["negative_slope=0", "negative_slope=-1", "negative_slope=2", "negative_slope=2.5"]),
+    (sample("histc.default", X, 9, 2, 6),
+     ["bins=0", "bins=1", "bins=-1", "bins=2", "bins=6", "min=0", "min=1", "min=-1", "min=2.5", "min=9", "min=6",
+      "max=0", "max=1", "max=-1", "max=2", "max=2.5", "max=9"]),  # a range without a width
     (sample("diagonal.default", X), ["offset=1", "offset=-1", "offset=2"]),
     (sample("sum.dim_IntList", X, [0], dtype=torch.float32), []),
     (sample("new_empty.default", X, [2]), []),

@@ -97,6 +97,14 @@ def compares_pieces(patch):
     patch.setattr(DTensor, "equal", lambda self, other: self.to_local().equal(other.to_local()), raising=False)
 
 
+def takes_all_for_close(patch):
+    patch.setattr(torch.testing, "assert_close", on_dtensors(torch.testing.assert_close, lambda x, y: None))
+
+
+def looks_at_its_own_piece(patch):
+    patch.setattr(DTensor, "__contains__", lambda self, value: value > 999, raising=False)
+
+
 def forgets(name, flag):
     def plant(patch):
         own = getattr(F, name)
@@ -166,6 +174,8 @@ FAULTS = [
     ("torch.Tensor, operators", adds_to_a_copy, "iadd"),
     ("torch.Tensor, items", ignores_an_ellipsis, "] = -2"),
     ("torch.Tensor, comparisons", compares_pieces, "x.equal(y)"),
+    ("torch.Tensor, comparisons", takes_all_for_close, "assert_close(x, y)"),
+    ("torch.Tensor, comparisons", looks_at_its_own_piece, "a number in x"),
     ("torch.nn.functional, pointwise", forgets("softplus", "beta"), "beta=2.0"),
     ("torch.nn.functional, layers", forgets("embedding", "padding_idx"), "padding_idx="),
     ("torch.nn.functional, losses", forgets("cross_entropy", "label_smoothing"), "label_smoothing=0.25"),
@@ -180,7 +190,7 @@ FAULTS = [
 
 
 @pytest.mark.few(5)
-@pytest.mark.parametrize(("name", "plant", "text"), FAULTS, ids=[name.replace(" ", "_") for name, *_ in FAULTS])
+@pytest.mark.parametrize(("name", "plant", "text"), FAULTS, ids=[plant.__name__ for _, plant, _ in FAULTS])
 def test_a_planted_fault_is_found_by_the_programs_of_its_name(monkeypatch, name, plant, text):
     programs = [p for p in programs_of(name, turns=12) if text in p.then]
     programs = list({p.then: p for p in programs}.values())[:8]
