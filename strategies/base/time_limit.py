@@ -86,7 +86,7 @@ class _Look:
 
     def __init__(self, seconds: float, stuck: set[CodeType], counts: Counts) -> None:
         self._seconds, self._stuck, self._counts = seconds, stuck, counts
-        self._begun = time.process_time()
+        self._begun: float | None = None
         self._armed = seconds
         self._looks = 0
         self._common: list[FrameType] = []
@@ -97,6 +97,10 @@ class _Look:
         signal.setitimer(signal.ITIMER_PROF, seconds / 2, seconds / 2 / LOOKS)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        if (
+            self._begun is None
+        ):  # half of what the timer was set to ago: most calls end before a look, and need no clock
+            self._begun = time.process_time() - self._armed / 2
         seen = _stack(frame)
         self._common = [a for a, b in zip(self._common, seen, strict=False) if a is b] if self._looks else seen
         self._looks += 1

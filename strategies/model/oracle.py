@@ -58,15 +58,15 @@ def ignoring_strides(call: Call, tensors: Sequence[Tensor]) -> frozenset[int]:
     Besides those above: `out=` tensors (torch 2.13: `_softmax.out`), and integers of ops that trust their caller (torch
     2.13: `_embedding_bag`).
     """
-    outs = {a.name for a in overload(call.op)._schema.arguments if a.is_out}
+    outs = out_leaves(call)
     trusting, every = trusts_caller(call.op), call.op.split(".")[1].startswith(IGNORES_STRIDES)
 
-    def ignores_strides(x: Tensor, name: str) -> bool:
+    def ignores_strides(leaf: int, x: Tensor, name: str) -> bool:
         integers = trusting and not (x.dtype.is_floating_point or x.dtype.is_complex)
-        return every or integers or name in outs or name.startswith(STATISTICS)
+        return every or integers or leaf in outs or name.startswith(STATISTICS)
 
     named = zip(tensors, argument_names(Sample(call, tuple(tensors), "")), strict=True)
-    return frozenset(i for i, (x, name) in enumerate(named) if ignores_strides(x, name))
+    return frozenset(i for i, (x, name) in enumerate(named) if ignores_strides(i, x, name))
 
 
 def strided_copies(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:

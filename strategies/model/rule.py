@@ -72,12 +72,12 @@ class Call:
                 return tensors[value.index]
             return type(value)(map(fill, value)) if type(value) in (list, tuple) else value
 
-        return tuple(map(fill, self.args)), {name: fill(value) for name, value in self.kwargs}
+        args = tuple([tensors[v.index] if type(v) is Leaf else fill(v) for v in self.args])  # most are leaves
+        return args, {name: fill(value) for name, value in self.kwargs}
 
     def named(self) -> dict[str, Any]:
         """The arguments of the call by their names in the schema; defaults are not filled in."""
-        schema = overload(self.op)._schema.arguments
-        return {a.name: value for a, value in zip(schema, self.args, strict=False)} | dict(self.kwargs)
+        return dict(zip(names_in_schema(overload(self.op)), self.args, strict=False)) | dict(self.kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +158,12 @@ class Claim:
 def overload(name: str) -> torch._ops.OpOverload:
     """The overload of that name: `aten.add.Tensor`.  Raises AttributeError if there is none."""
     return _aten_overload(name) if name.startswith("aten.") else _overload(name)
+
+
+@functools.lru_cache(1 << 12)
+def names_in_schema(op: torch._ops.OpOverload) -> tuple[str, ...]:
+    """The names of the arguments of an overload, in order."""
+    return tuple([a.name for a in op._schema.arguments])
 
 
 def _overload(name: str) -> torch._ops.OpOverload:
