@@ -6,6 +6,7 @@ trust their caller are left out.  The scalar forms change numbers and flags, and
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -209,15 +210,11 @@ torch 2.13: for an unknown mode `grid_sampler_3d` returns uninitialised memory, 
 
 
 def other_scalars(sample: Sample) -> Iterator[Sample]:
-    """Each number in turn as 0, 1, -1, 2, 2.5, as each other number of the call, and as None where it is optional.
+    """Each number in turn as 0, 1, -1, 2, 2.5, and as None where it is optional.
 
     Ops that trust their caller keep integers and scales, which may describe sizes.
     """
     given = argument_values(sample)
-    numbers = [
-        v for name, v in given.items() if name not in DIMS | _KEPT and type(v) in (int, float) and v not in NUMBERS
-    ]
-    further = {kind: dict.fromkeys(v for v in numbers if type(v) is kind) for kind in (int, float)}
     for a in schema_arguments(sample.op):
         whole = "int" in a.kind and "number" not in a.kind
         speaks = whole or repeats_sizes(a.name)
@@ -225,12 +222,23 @@ def other_scalars(sample: Sample) -> Iterator[Sample]:
             continue
         if not any(word in a.kind for word in ("number", "float", "int")) or isinstance(given[a.name], CODES):
             continue
-        for number in (*NUMBERS, *further.get(type(given[a.name]), ()), *([None] if a.optional else [])):
+        for number in (*NUMBERS, *([None] if a.optional else [])):
             named = number is None or not a.name.endswith(_MODES) or number >= 0
             fits = named and (number is None or not whole or type(number) is int)
             value = float(number) if number is not None and "float" in a.kind else number
             if fits and value != given[a.name]:
                 yield call_with(sample, given | {a.name: value}, f"{a.name}={value}")
+
+
+def equal_numbers(sample: Sample) -> Iterator[Sample]:
+    """Each number in turn as a number of its type that comes before it in the call: the ends of a range, two factors."""
+    given = argument_values(sample)
+    names = [a.name for a in schema_arguments(sample.op) if type(given.get(a.name)) in (int, float)]
+    free = [name for name in names if name not in DIMS | _KEPT and not name.endswith(_MODES)]
+    for first, second in () if trusts_caller(sample.op) else reversed([*itertools.combinations(free, 2)]):
+        one, other = given[first], given[second]
+        if type(one) is type(other) and one != other:
+            yield call_with(sample, given | {second: one}, f"{second}={one}")
 
 
 def other_flags(sample: Sample) -> Iterator[Sample]:
@@ -337,6 +345,7 @@ def with_one_result(sample: Sample) -> Iterator[Sample]:
 SCALARS = (
     InputForm("other scalars", "many rules hold for one sign, or for 0 or 1, of a number only",
               other_scalars, weight=3),
+    InputForm("equal numbers", "a range without a width is that of the tensor, of which a rank has a part", equal_numbers),
     InputForm("other flags", "a flag that no sample sets changes what a rank may do alone", other_flags),
     InputForm("other dtypes", "a cast before or after the parts are summed is not the same", other_dtypes),
     InputForm("own sizes", "a result as large as a tensor is not therefore sharded, or partial, as that is",

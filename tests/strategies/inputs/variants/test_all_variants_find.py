@@ -120,6 +120,7 @@ BY_FORM: list[tuple[str, Sample, WrongRule]] = [
     ("gaps", sample("relu.default", X), looks_at_strides),
     ("expanded", sample("relu.default", X), looks_at_strides),
     ("other scalars", sample("mul.Scalar", X, 3.0), always("P(max) -> P(max)")),
+    ("equal numbers", sample("histc.default", X, 4, -2, 2), always("S(0) -> P(sum)")),
     ("other flags", sample("index_put.default", X, [torch.tensor([1])], X[:1]), always("P(max), R, P(max) -> P(max)")),
     ("other dtypes", sample("sum.dim_IntList", X, [0]), always("P(sum) -> P(sum)")),
     ("own sizes", sample("new_ones.default", X, [2]), takes_sizes_for_the_tensor),

@@ -17,9 +17,6 @@ def said(made):
     (sample("clamp.default", X, 1), ["min=0", "min=-1", "min=2", "min=2.5", "min=None",
                                      "max=0", "max=1", "max=-1", "max=2", "max=2.5"]),
     (sample("leaky_relu.default", X, 1.0), ["negative_slope=0", "negative_slope=-1", "negative_slope=2", "negative_slope=2.5"]),
-    (sample("histc.default", X, 9, 2, 6),
-     ["bins=0", "bins=1", "bins=-1", "bins=2", "bins=6", "min=0", "min=1", "min=-1", "min=2.5", "min=9", "min=6",
-      "max=0", "max=1", "max=-1", "max=2", "max=2.5", "max=9"]),  # a range without a width
     (sample("diagonal.default", X), ["offset=1", "offset=-1", "offset=2"]),
     (sample("sum.dim_IntList", X, [0], dtype=torch.float32), []),
     (sample("new_empty.default", X, [2]), []),
@@ -44,6 +41,18 @@ def test_a_mode_is_never_one_that_there_is_not():
     assert said(sizes.other_scalars(one)) == [
         "interpolation_mode=1", "interpolation_mode=2", "padding_mode=1", "padding_mode=2",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "want"), [
+    (sample("histc.default", X, 9, 2, 6), ["max=2", "max=9", "min=9"]),
+    (sample("addmm.default", X, X, X, beta=2.0, alpha=3.0), ["alpha=2.0"]),
+    (sample("addmm.default", X, X, X, beta=2.0, alpha=2.0), []),
+    (sample("diagonal.default", X), []),
+    (sample("_fft_c2c.default", X, [0], 1, True), []),
+    (sample("clamp.default", X, 1, 2.5), []),
+], ids=["range", "factors", "equal", "dims", "inner", "types"])  # fmt: skip
+def test_numbers_of_one_type_are_made_equal(one, want):
+    assert said(sizes.equal_numbers(one)) == want
 
 
 def test_flags_are_turned_and_dims_are_not_kept_here():
