@@ -97,9 +97,7 @@ class _Look:
         signal.setitimer(signal.ITIMER_PROF, seconds / 2, seconds / 2 / LOOKS)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if (
-            self._begun is None
-        ):  # half of what the timer was set to ago: most calls end before a look, and need no clock
+        if self._begun is None:  # half of the limit ago: most calls end before a look, and need no clock
             self._begun = time.process_time() - self._armed / 2
         seen = _stack(frame)
         self._common = [a for a, b in zip(self._common, seen, strict=False) if a is b] if self._looks else seen

@@ -72,8 +72,7 @@ class Call:
                 return tensors[value.index]
             return type(value)(map(fill, value)) if type(value) in (list, tuple) else value
 
-        args = tuple([tensors[v.index] if type(v) is Leaf else fill(v) for v in self.args])  # most are leaves
-        return args, {name: fill(value) for name, value in self.kwargs}
+        return tuple(map(fill, self.args)), {name: fill(value) for name, value in self.kwargs}
 
     def named(self) -> dict[str, Any]:
         """The arguments of the call by their names in the schema; defaults are not filled in."""

@@ -3,7 +3,8 @@
 | torch part (under torch.distributed.tensor)                              | read on     | run on     |
 |----------------------------------------------------------------------------|-------------|------------|
 | _dtensor_spec.DTensorSpec.__init__(mesh, placements, tensor_meta): all     | 2.11 - 2.15 | 2.11, 2.13,|
-| that it sets beside mesh and tensor_meta depends on the placements alone   |             | 2.15       |
+| that it sets beside mesh and tensor_meta depends on the placements alone,  |             | 2.15       |
+| and on use_strided_shard_as_shard_order where that is given                |             |            |
 | _ops._view_ops.view_groups(from_size, to_size), a function of numbers      | 2.11 - 2.15 | the same   |
 | _decompositions.tree_map, from torch.utils._pytree                         | 2.11 - 2.15 | the same   |
 | _ops.utils.redistribute_cost(current_spec, target_spec): of a mesh, of the | 2.11 - 2.15 | 2.11, 2.13,|

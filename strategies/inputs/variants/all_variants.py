@@ -96,9 +96,9 @@ def followed_samples(found: Sequence[Sample], most: int, seed: int) -> list[Samp
     chosen = diverse_subset(flagged, round(most / 3))
     chosen = [*diverse_subset(found, most - len(chosen)), *chosen]
     left = [one for one in found if all(one is not other for other in chosen)]
-    endless = [one for one in left if any(map(_is_infinite, numeric_arguments(one.call).values()))]
-    over_all = diverse_subset([other for one in endless for other in with_no_dims(one)], INFINITE)
-    return [*chosen, *diverse_subset(endless, INFINITE), *over_all]
+    infinite = [one for one in left if any(map(_is_infinite, numeric_arguments(one.call).values()))]
+    over_all = diverse_subset([other for one in infinite for other in with_no_dims(one)], INFINITE)
+    return [*chosen, *diverse_subset(infinite, INFINITE), *over_all]
 
 
 def _is_infinite(value: object) -> bool:

@@ -155,7 +155,7 @@ def with_broadcast_operands(sample: Sample) -> Iterator[Sample]:
 
 
 def with_operand_of_more_dims(sample: Sample) -> Iterator[Sample]:
-    """Each operand in turn with one more dim before its first, as long as that: the op broadcasts the others.
+    """Each operand in turn with one more dim of the same size before its first, so that the op broadcasts the others.
 
     The last operands come first, since the results of many ops have the dims of the first one.
     """

@@ -269,7 +269,7 @@ def compared(axes: int) -> Iterator[PublicStep]:
                 code = f"(lambda x, y: told({use}))(x, {other})"
                 yield PublicStep(call, code, ROWS, (layout,), _not_partial, use, use)
     for place in (0, -1):  # it refuses two layouts
-        call = f"torch.testing.assert_close(x, y) of unlike at {place} ones"
+        call = f"torch.testing.assert_close(x, y), y is x but for element {place}"
         yield PublicStep(
             call, f"holds(torch.testing.assert_close, x, {place})", ROWS, (), _not_partial, "close", "close"
         )
