@@ -13,6 +13,7 @@ OpInfo is imported on first use, since the import takes seconds.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import random
@@ -34,6 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor._util import drawn_samples, opinfo_list
 from localtensor.errors import error_in_one_line
+from strategies.model.arguments import reads_unchecked, trusts_caller
 from strategies.model.call_signature import diverse_subset
 from strategies.model.kernels import copied_to
 from strategies.model.rule import Sample, call_of
@@ -50,6 +52,8 @@ MOST_DRAWN, MOST_CALLS = 240, 60
 """Samples of one OpInfo, dtype and pass that are drawn, and that are run."""
 MOST_KEPT, MOST_OTHERS, MOST_MET = 24, 4, 12
 """Calls kept of an overload with the OpInfo's name, and of another one, out of how many."""
+MOST_BROADCAST = 4
+"""Samples of which an operand has one more dim, for the overloads that trust their caller."""
 MOST_NUMEL, MOST_INPUT = 20_000, 200_000
 """The most elements of a tensor of a recorded call, and of all inputs of a sample that is run."""
 T = TypeVar("T")
@@ -134,9 +138,15 @@ def capture_calls(
             for number, sample in few:
                 try:
                     with kernels():
-                        _run(info, sample, recorder, number)
+                        _run(info, sample, recorder, str(number))
                 except _REFUSALS as error:
                     failed[error_in_one_line(error, 100)] += 1
+        recorder.wanted = lambda op: wanted(op) and trusts_caller(str(op))
+        trusting = any(map(trusts_caller, recorder.kept)) and not any(map(reads_unchecked, recorder.kept))
+        others = _with_operand_of_more_dims(few) if trusting else iter(())
+        for number, sample, what in itertools.islice(others, MOST_BROADCAST):
+            with contextlib.suppress(*_REFUSALS):
+                _run(info, sample, recorder, f"{number}, {what},")
     return [_on_host(sample) for sample in recorder.best()], failed
 
 
@@ -144,6 +154,22 @@ def _on_host(sample: Sample) -> Sample:
     if all(x.device.type == "cpu" for x in sample.tensors):
         return sample
     return replace(sample, tensors=tuple(copied_to(x, "cpu") for x in sample.tensors))
+
+
+def _with_operand_of_more_dims(few: Sequence[tuple[int, SampleInput]]) -> Iterator[tuple[int, SampleInput, str]]:
+    """Samples with one more dim of the same size before the first of an operand: those of most dims, and the last operand, first.
+
+    An op that trusts its caller gets no such form of ours, since it does not check how its operands broadcast: its caller does.
+    """
+    every: list[tuple[int, SampleInput, list[Any]]] = [(n, one, [one.input, *one.args]) for n, one in few]
+    for number, sample, given in sorted(every, key=lambda one: -sum(x.ndim for x in one[2] if isinstance(x, Tensor))):
+        places = [i for i, x in enumerate(given) if isinstance(x, Tensor) and _usable(x) and x.ndim and len(x) > 1]
+        for i in reversed(places) if len(places) > 1 else ():
+            more = torch.stack([given[i].detach()] * len(given[i])).requires_grad_(given[i].requires_grad)
+            made = copy.copy(sample)
+            changed = [*given[:i], more, *given[i + 1 :]]
+            made.input, made.args = changed[0], tuple(changed[1:])
+            yield number, made, f"operand {i} with one more dim"
 
 
 def _kernels(info: OpInfo, dtype: torch.dtype, device: str) -> Iterator[Callable[[], AbstractContextManager[object]]]:
@@ -199,7 +225,7 @@ _REFUSALS = (
 """What torch raises for a sample that it cannot run in this build, on this device or for this dtype."""
 
 
-def _run(info: OpInfo, sample: SampleInput, recorder: _Recorder, number: int) -> None:
+def _run(info: OpInfo, sample: SampleInput, recorder: _Recorder, number: str) -> None:
     with recorder.stage(f"#{number} forward"):
         out = info(sample.input, *sample.args, **sample.kwargs)
     outs = [t for t in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(t, Tensor) and t.requires_grad]

@@ -314,10 +314,22 @@ class Program:
         return shown + (", a flattened submesh present" if self.flattened else "")
 
 
+def split_prior_call(then: str) -> tuple[str, str]:
+    """The steps after a call, and the prior call that comes before all of them; either may be empty.
+
+    >>> split_prior_call("strides | again(x0, 2)"), split_prior_call("again(x0)"), split_prior_call("sum")
+    (('strides', 'again(x0, 2)'), ('', 'again(x0)'), ('sum', ''))
+    """
+    found = re.fullmatch(r"(?:([\w ]+) \| )?(again\(.*)", then, re.DOTALL)
+    return (found[1] or "", found[2]) if found else (then, "")
+
+
 def then_text(then: str) -> str:
     """What stands after a call in a title: `, then sum`; a call before it comes `after` that: `, after a call with (x0, 2)`."""
-    prior = f", after a call with {then.removeprefix('again')}" if then.startswith("again(") else ""
-    return prior or (f", then {then}" if then else "")
+    steps, prior = split_prior_call(then)
+    return (f", then {steps}" if steps else "") + (
+        f", after a call with {prior.removeprefix('again')}" if prior else ""
+    )
 
 
 def placements_text(placements: tuple[Placement, ...]) -> str:

@@ -16,13 +16,13 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.layout import is_inexact, is_standard
 from strategies.model.call_signature import prior_calls
 from strategies.model.oracle import OracleResult
-from strategies.model.rule import PUBLIC, Claim, Program, Sample, dtype_class, overload
+from strategies.model.rule import PUBLIC, Claim, Program, Sample, dtype_class, overload, split_prior_call
 from strategies.model.verdict import PAIRS, Verdict
 from strategies.programs import mesh_programs as redistributions
 from strategies.programs import mesh_validation
 from strategies.programs.chains import chain_programs, is_drawn, on_fresh_tensor, wrong_chains
 from strategies.programs.mesh_validation import Claimed, Found
-from strategies.programs.prior_calls import prior_call_programs
+from strategies.programs.prior_calls import of_most_dims, prior_call_programs, without_prior_call
 from strategies.programs.public_api import drawing as public_api
 from strategies.programs.public_api.table import without_programs
 from strategies.programs.random_laws import wrong_program_candidate
@@ -172,7 +172,7 @@ def wrong_programs(tried: Sequence[Program]) -> list[tuple[Program, Confirmation
     """
     played = list(zip(tried, run_simulated_programs(tried), strict=True))
     wrong = _as_plain_gradients([(p, found) for p, found in played if found.wrong and p.then])
-    alone = run_simulated_programs([replace(p, then="") for p, _ in wrong])
+    alone = run_simulated_programs([replace(p, then=without_prior_call(p)) for p, _ in wrong])
     left = [(p, found, one) for (p, found), one in zip(wrong, alone, strict=True) if not one.wrong]
     fresh = [
         on_fresh_tensor(replace(p, then=""), one, p.then) if p.then in RESULT_STEPS else None for p, _, one in left
@@ -202,7 +202,7 @@ def _refused_programs(refused: Found) -> Found:
     sharded may be cut where the op's gradient has to be whole.
     """
     alone = run_simulated_programs([replace(p, then="") for p, _ in refused])
-    plain = [replace(p, then="grad" if p.then in PLAIN_GRADS else p.then) for p, _ in refused]
+    plain = [replace(p, then="grad" if p.then in (*PLAIN_GRADS, "grad of ones") else p.then) for p, _ in refused]
     again = run_simulated_programs(plain)
     made: dict[str, tuple[Program, Confirmation]] = {}
     for program, found, one in zip(plain, again, alone, strict=True):
@@ -307,7 +307,7 @@ def _key(candidate: Candidate) -> str:
         return public_api.fault_name(program, candidate.instance.evidence.reason)
     if candidate.instance.verdict is Verdict.REFUSED:
         return refusal_key(candidate)
-    if program is not None and program.then.startswith("again("):
+    if program is not None and split_prior_call(program.then)[1]:
         return f"{program.sample.op} after a call with another argument"
     if program is not None and program.then in VIEW_STEPS:
         view, _, write = program.then.rpartition(", ")
@@ -330,7 +330,7 @@ def _pairs(
     ):  # views are of no op in particular
         tried += view_programs(sample, mesh, task.seed)
     inputs = [line[0] for line in _lines(sample, lines)]
-    if number == min(n for n, one in enumerate(task.samples) if dtype_class(one) == dtype_class(sample)):
+    if sample is of_most_dims(task.samples, dtype_class(sample)):
         tried += prior_call_programs(sample, inputs, mesh, task.seed)
     chained = chain_programs(sample, inputs, mesh, seed=task.seed, most=chains)
     # An op with a handler is tried so by itself.

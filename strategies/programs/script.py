@@ -29,6 +29,7 @@ from strategies.model.oracle import OracleResult, mutates
 from strategies.model.rule import PUBLIC, Program, Sample, placements_text, written_leaves
 from strategies.model.settings import rules_module
 from strategies.programs.public_api import table as public_api
+from strategies.programs.public_api import varied_calls
 from strategies.programs.run import follow_ups, law_steps, step_functions
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.step_functions import local_inputs_of
@@ -235,6 +236,8 @@ def _functions_of(step: str) -> list[Any]:
         return [follow_ups.with_bases]
     if step.startswith("only ") or not follow_ups.needs_results_only(step):
         return []
+    if step == follow_ups.STRIDES:
+        return [varied_calls.in_order, varied_calls.strides_agree]
     text = follow_ups.follow_up(step).text
     every = (step_functions.whole, step_functions.laid, steps.written, steps.with_base_written, steps.through_local)
     return [f for f in every if f"{f.__name__}(" in text]
@@ -246,9 +249,10 @@ def body_code(program: Program) -> str:
     *between, last = follow_ups.steps_of(program.then) or ("",)
     lines: list[str] = []
     if last.startswith("again("):
-        first = with_indexed_tensors(arguments_text(parse_prior_call(sample.op, last)))
-        given = first.replace("x[", "given[")
-        lines = ["given = [t.clone() for t in x]", f"torch.ops.{sample.op}({given})  # the call before"]
+        given = with_indexed_tensors(arguments_text(parse_prior_call(sample.op, last)))
+        if mutates(sample.op):
+            given, lines = given.replace("x[", "given["), ["given = [t.clone() for t in x]"]
+        lines = [*lines, f"torch.ops.{sample.op}({given})  # the call before"]
     if not last or follow_ups.needs_results_only(last):
         lines, value = _steps_code(follow_ups.steps_of(program.then))
     else:

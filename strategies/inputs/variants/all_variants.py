@@ -77,12 +77,16 @@ def variations(
             yield (*found, form.name)
 
 
+ORDERS = ("", "ascending", "descending")
+"""The order of the floats of samples in turn: what is copied from the first rank is right where it has the maximum."""
 CHANGED = 4
 """The most samples of which a call with other flags, without dims or with other sizes is chosen."""
 
 
 def followed_samples(found: Sequence[Sample], most: int, seed: int) -> list[Sample]:
     """Diverse samples of one class of dtypes, of which follow-up steps are tried: a third have a flag toggled or other dims.
+
+    The first has its own values, and of the others some have their maximum on the first rank and some on the last one.
 
     What a gradient shows depends on the arguments, and that of a flag often on indices that come more than once, on several ranks.
     """
@@ -96,9 +100,19 @@ def followed_samples(found: Sequence[Sample], most: int, seed: int) -> list[Samp
     chosen = diverse_subset(flagged, round(most / 3))
     chosen = [*diverse_subset(found, most - len(chosen)), *chosen]
     left = [one for one in found if all(one is not other for other in chosen)]
+    chosen = [_in_order(one, ORDERS[i % len(ORDERS)], seed) for i, one in enumerate(chosen)]
     infinite = [one for one in left if any(map(_is_infinite, numeric_arguments(one.call).values()))]
     over_all = diverse_subset([other for one in infinite for other in with_no_dims(one)], INFINITE)
     return [*chosen, *diverse_subset(infinite, INFINITE), *over_all]
+
+
+def _in_order(sample: Sample, order: str, seed: int) -> Sample:
+    """The sample with its floats in that order, if the op takes them; the sample itself if not, or if it is the user's own."""
+    if not order or sample.origin.startswith("samples()"):
+        return sample
+    made = values_named(order).make(sample, values_generator(order, seed))
+    other = sample if made is None else replace(sample, tensors=made, origin=f"{sample.origin}, {order}")
+    return other if other is sample or run_stable_oracle(other, seed=seed) is not None else sample
 
 
 def _is_infinite(value: object) -> bool:

@@ -43,7 +43,7 @@ _ORDER = (*MESHES, (2, 2), (2, 3))
 """Meshes that follow each other: each has the steps of a name that come after those of the mesh before."""
 MOST = 8
 """The largest number of programs of one public name on one mesh."""
-MOST_FURTHER, MOST_OPTIMIZER, MOST_OF_TORCH = 6, 2, 8
+MOST_FURTHER, MOST_OPTIMIZER, MOST_OF_TORCH = 6, 2, 12
 """The same for further programs of a name that has others; of an optimizer, or of what only counts; of what tensors, functions and submeshes are used for."""
 REPEATS = 2
 """How often one step is drawn for one mesh, at most: with other tensors and layouts."""

@@ -32,6 +32,7 @@ from strategies.programs.public_api.tensor_calls import (
     on_mesh,
     pulled_back,
 )
+from strategies.programs.run.step_functions import whole
 
 
 class Two(nn.Module):
@@ -158,6 +159,23 @@ def prepared(
             named = [layout_text(out, [p]) for out, p in zip(outs, promised, strict=False)]
             outs = [gathered(out, x, mesh, p) for out, p in zip(outs, gives, strict=True)]
         return [*named, *pulled_back(outs[0], given[:1]), *trained_once(module, outs[1], given[1:])]
+
+
+class OfOne(nn.Module):
+    """A module that returns a tuple of one tensor."""
+
+    def forward(self, x: Any) -> Any:
+        return (x * 2,)
+
+
+def tuple_of_one(x: Any, plan: Any) -> list[Any]:
+    """A module that returns a tuple of one tensor, under a style that prepares it: of which class its result is, and the tensor."""
+    module: nn.Module = OfOne()
+    if isinstance(x, DTensor):
+        module = parallel.parallelize_module(module, x.device_mesh, plan)
+        x = x.redistribute(placements=[Replicate()] * x.device_mesh.ndim)
+    out = module(x.detach())
+    return [f"a {type(out).__name__}", whole(out[0] if isinstance(out, tuple) else out)]
 
 
 def module_distributed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -184,6 +185,13 @@ def prepare_output(axes: int) -> Iterator[PublicStep]:
         yield _prepared("PrepareModuleOutput", some, _pair(given, given), ends, promised=first, local=False)
 
 
+def prepare_one(style: str, axes: int) -> Iterator[PublicStep]:
+    """A style that prepares the results of a module which returns a tuple of one tensor."""
+    taken = "input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),), " if "Input" in style else ""
+    plan = f"{style}({taken}output_layouts=(Replicate(),), desired_output_layouts=(Replicate(),))"
+    yield PublicStep(f"{plan} of a module that returns a tuple of one", f"tuple_of_one(x, parallel.{plan})", FLOATS)
+
+
 def prepare_both(axes: int) -> Iterator[PublicStep]:
     for one in combined(given=_BATCH, wanted=_BATCH, out=_BATCH, local=(None, False)):
         given, wanted, out = one["given"], one["wanted"], one["out"]
@@ -233,5 +241,7 @@ MODULE_STEPS: dict[str, Generator] = {
     "parallel.PrepareModuleInput": prepare_input,
     "parallel.PrepareModuleOutput": prepare_output,
     "parallel.PrepareModuleInputOutput": prepare_both,
+    "parallel.PrepareModuleOutput, a tuple of one": functools.partial(prepare_one, "PrepareModuleOutput"),
+    "parallel.PrepareModuleInputOutput, a tuple of one": functools.partial(prepare_one, "PrepareModuleInputOutput"),
     "parallel.loss_parallel": loss_parallel,
 }

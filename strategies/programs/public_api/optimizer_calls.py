@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.programs.public_api.tensor_calls import eighths, on_mesh
+from strategies.programs.run.step_functions import whole
 
 
 def parameters_of(x: Any, first: Sequence[Placement], others: Sequence[Placement]) -> list[Any]:
@@ -47,6 +48,21 @@ def clipped(x: Any, first: Sequence[Placement], others: Sequence[Placement], cli
     given_gradients(parameters, 4.0)
     norm = clip(parameters)
     return [*([] if norm is None else [norm.detach()]), *(p.grad for p in parameters)]
+
+
+def unscaled_parts(x: Any) -> list[Any]:
+    """A parameter after a step by a GradScaler, and the scale: each rank's part of the gradient is finite, and their sum is not."""
+    mesh: Any = x.device_mesh if isinstance(x, DTensor) else None
+    p = nn.Parameter(on_mesh(whole(x.detach()).to(torch.float32), x, [Replicate()] * mesh.ndim if mesh else ()))
+    scaler = torch.amp.GradScaler(x.device.type, init_scale=4.0, growth_interval=1)
+    scaler.scale(torch.ones((), device=x.device))
+    p.grad = torch.full(p.shape, torch.inf, device=x.device)
+    if mesh:
+        part = torch.full(p.shape, 3e38, device=x.device)
+        p.grad = DTensor.from_local(part, mesh, [Partial()] * mesh.ndim, shape=p.shape, stride=part.stride())
+    scaler.step(torch.optim.SGD([p], lr=0.5))
+    scaler.update()
+    return [torch.tensor(scaler.get_scale()), p.detach()]
 
 
 def unscaled(

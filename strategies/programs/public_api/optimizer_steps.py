@@ -91,9 +91,15 @@ def scalers(axes: int) -> Iterator[PublicStep]:
                     yield PublicStep(f"torch.amp.GradScaler: {where}", code, ROWS, layouts, _laid_out, value)
 
 
+def scaled_parts(axes: int) -> Iterator[PublicStep]:
+    call = "torch.amp.GradScaler: a gradient that is a pending sum of finite parts, which is infinite"
+    yield PublicStep(call, "unscaled_parts(x)", ROWS)
+
+
 OPTIMIZER_STEPS: dict[str, Generator] = {
     **{f"optim.{name}": functools.partial(optimizer, name) for name in _OPTIMIZERS},
     "utils.clip_grad_norm_": functools.partial(clips, "clip_grad_norm_"),
     "utils.clip_grad_value_": functools.partial(clips, "clip_grad_value_"),
     "amp.GradScaler": scalers,
+    "amp.GradScaler, a pending sum": scaled_parts,
 }

@@ -150,6 +150,14 @@ def holds(check: Callable[..., None], x: Any, place: int) -> list[Any]:
     return told(True)
 
 
+def finite_in_half(x: Any, most: float, function: Callable[[Any], Any]) -> list[Any]:
+    """Whether a function of positive float16 numbers from half of `most` up to it has finite results, as text."""
+    values = whole(x.detach()).abs()
+    values = ((values / values.amax().clamp(min=1e-6) + 1) * (most / 2)).to(torch.float16)
+    out = whole(function(on_mesh(values, x, x.placements if isinstance(x, DTensor) else ())))
+    return ["all results are finite" if bool(out.isfinite().all()) else "a result is infinite or NaN"]
+
+
 def contains(x: Any) -> list[Any]:
     """Whether the first and the last element of the tensor are in it, and a number that is not."""
     values = [float(value) for value in whole(x.detach()).flatten()[[0, -1]]]

@@ -276,6 +276,21 @@ def compared(axes: int) -> Iterator[PublicStep]:
     yield PublicStep("a number in x", "contains(x)", ROWS, (), _not_partial, "in", "in")
 
 
+_REDUCED = (
+    "x.norm()", "x.mean()", "x.std()", "x.logsumexp(0)", "x.norm(dim=0)", "x.mean(0)", "x.var(-1)", "x.softmax(-1)", "F.normalize(x, dim=0)",
+    "F.layer_norm(x, x.shape[-1:])", "nn.utils.get_total_norm([x])", "torch._foreach_norm([x])[0]",
+)  # fmt: skip
+"""Functions of many numbers whose results are no larger than these, or the root of their squares."""
+
+
+def halves(axes: int) -> Iterator[PublicStep]:
+    """Functions of float16 numbers of which the squares overflow, and of some near the largest of all, of which two add up to infinity."""
+    for most in ("2000.0", "60000.0"):
+        for text in _REDUCED:
+            code = f"finite_in_half(x, {most}, lambda x: {text})"
+            yield PublicStep(f"{text} of float16 numbers up to {most[:-2]}", code, FLOATS, (), _not_partial, text, text)
+
+
 PYTHON_STEPS: dict[str, Generator] = {
     "torch.Tensor, what it tells": tells,
     "torch.Tensor, numbers": numbers,
@@ -287,4 +302,5 @@ PYTHON_STEPS: dict[str, Generator] = {
     "torch.Tensor, operators": augmented,
     "torch.Tensor, items": items,
     "torch.Tensor, comparisons": compared,
+    "torch.Tensor, half precision": halves,
 }

@@ -181,8 +181,14 @@ def is_further_use(then: str) -> bool:
 
 
 def public_object(then: str) -> Any:
-    """The function or class that is public under the name of a program's `then`.  Raises ValueError as `public_step`."""
+    """The function or class that is public under the name of a program's `then`.  Raises ValueError as `public_step`.
+
+    Of a call of a Python function of torch's own, such as `torch.testing.assert_close(x, y)`, it is that function.
+    """
     key, step = public_step(then)
+    called = re.match(r"torch\.([\w.]+)\(", step.call)
+    if called and inspect.isfunction(function := operator.attrgetter(called[1])(torch)):
+        return function
     package, _, name = base_name(key).rpartition(".")
     if name == "functional":
         return getattr(F, step.aspect)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import tensor as dtensor
 from torch.distributed.device_mesh import init_device_mesh
@@ -135,6 +136,36 @@ def from_local(x: Any, sized: bool = False, coming: Sequence[Placement] | None =
         found = pulled_back(out, [local], coming)
     whole_gradient = options.get("grad_placements") or [Replicate() if p.is_partial() else p for p in placements]
     return [found[0], *(DTensor.from_local(g, mesh, whole_gradient, **size) for g in found[1:])]
+
+
+def reduced_pieces(x: Any) -> list[Any]:
+    """`DTensor.from_local` of the pieces of a pending reduction along one axis, and of which function their gradient is, as text.
+
+    Where several pieces hold the maximum, or the minimum, any of them may have the gradient.
+    """
+    right = "the gradient of each piece is that of the reduction"
+    if not isinstance(x, DTensor):
+        return [x, right]
+    mesh, layout = x.device_mesh, x.placements
+    axis = next(a for a, p in enumerate(layout) if p.is_partial())
+    kind: Any = layout[axis]
+    given = x.to_local().detach().clone().requires_grad_()
+    every: list[Any] = [None] * mesh.size(axis)
+    dist.all_gather_object(every, given.detach(), group=mesh.get_group(axis))
+    with torch.enable_grad():
+        out = DTensor.from_local(given, mesh, layout, shape=x.shape, stride=x.stride())
+        made, found = pulled_back(out, [given])
+        pieces = torch.stack(every).requires_grad_()
+        reduce = {"sum": "sum", "avg": "mean", "max": "amax", "min": "amin", "product": "prod"}[kind.reduce_op]
+        reduced = getattr(pieces, reduce)(0)
+        coming = piece_of(eighths(x.shape, x), mesh, [Replicate() if p.is_partial() else p for p in layout])
+        (wanted,) = torch.autograd.grad(reduced, pieces, coming)
+    want = wanted[mesh.get_local_rank(axis)]
+    tied = ((pieces == reduced).sum(0) > 1) & (reduce in ("amax", "amin"))
+    wrong = ~torch.isclose(found, want, rtol=1e-4, atol=1e-6) & ~tied
+    if wrong.any():
+        right = f"an element has the gradient {found[wrong][0].item():g}, and in {reduce}() {want[wrong][0].item():g}"
+    return [made, right]
 
 
 def to_local(x: Any, **options: Any) -> list[Any]:

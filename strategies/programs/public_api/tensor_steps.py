@@ -110,14 +110,29 @@ def from_local(axes: int) -> Iterator[PublicStep]:
         own = {name: one[name] for name in ("grad_placements", "run_check")}
         call = _with_gradient(call_text("DTensor.from_local", *size, **own), one["coming"])
         code = call_text("from_local", "x", sized=one["sized"], coming=one["coming"], **own)
-        fits = functools.partial(_fits_gradient, one["grad_placements"])
+        fits = functools.partial(_fits_pieces, one["grad_placements"])
         yield PublicStep(call, code, FLOATS if one["grad_placements"] else NUMBERS, _named(one["coming"]), fits)
+
+
+def _fits_pieces(grad_placements: Layout | None, x: Tensor, layout: Layout) -> bool:
+    """The same for pieces of which a DTensor is made: where a maximum is pending, the gradient of one depends on the others."""
+    return _fits_gradient(grad_placements, x, layout) and not any(p.is_partial() and p != SUM for p in layout)
 
 
 def _fits_gradient(grad_placements: Layout | None, x: Tensor, layout: Layout) -> bool:
     """Whether the gradient of a piece in this layout may have these placements: it has the shape of the piece."""
     pairs = zip(grad_placements or (), layout, strict=False)
     return all(g == p if isinstance(p, Shard) else not isinstance(g, Shard) for g, p in pairs)
+
+
+def reduced(axes: int) -> Iterator[PublicStep]:
+    """`DTensor.from_local` of pieces of a pending reduction, and the gradient of the pieces."""
+    call = "DTensor.from_local of a pending reduction, then the gradient of its pieces"
+    yield PublicStep(call, "reduced_pieces(x)", FLOATS, (), _of_one_reduction)
+
+
+def _of_one_reduction(x: Tensor, layout: Layout) -> bool:
+    return sum(isinstance(p, Partial) for p in layout) == 1
 
 
 def _with_gradient(call: str, coming: Layout | None) -> str:
@@ -298,6 +313,7 @@ Generator = Callable[[int], Iterator[PublicStep]]
 TENSOR_STEPS: dict[str, Generator] = {
     "tensor.distribute_tensor": distribute_tensor,
     "DTensor.from_local": from_local,
+    "DTensor.from_local, of a reduction": reduced,
     "DTensor.to_local": to_local,
     "DTensor.redistribute": redistribute,
     "DTensor.full_tensor": full_tensor,

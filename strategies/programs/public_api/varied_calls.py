@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, experimental, parallel
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, experimental, parallel
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.programs.public_api.module_calls import gathered, module_for, trained_once, unlike_on_ranks
@@ -286,6 +286,16 @@ def overridden(x: Any, name: str, *args: Any) -> list[Any]:
         experimental.register_sharding(op)(lambda x, *rest: [(replicas, [*replicas, *(None for _ in rest)])])
     out = op(x.detach(), *args)
     return [layout_text(out, replicas * (x.device_mesh.ndim if isinstance(x, DTensor) else 1)), out]
+
+
+def mapped_to_partial(x: Any, function: Callable[..., Any], kind: str) -> list[Any]:
+    """`local_map` of a reduction of the rows of each rank, whose results are parts of that of all rows, and the gradient of x."""
+    rest = [Replicate()] * (x.device_mesh.ndim - 1) if isinstance(x, DTensor) else []
+    given = leaf_of(x.redistribute(placements=[Shard(0), *rest]) if isinstance(x, DTensor) else x)
+    with torch.enable_grad():
+        if isinstance(x, DTensor):
+            function = experimental.local_map(function, [Partial(kind), *rest], ([Shard(0), *rest],))
+        return pulled_back(function(given), [given])
 
 
 def within(

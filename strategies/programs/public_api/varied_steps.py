@@ -15,6 +15,7 @@ from localtensor.layout import Layout
 from strategies.model.codec import placement_code, placements_code
 from strategies.programs.public_api.optimizer_steps import OPTIMIZER_STEPS
 from strategies.programs.public_api.tensor_steps import (
+    EVEN,
     FEW_CLASSES,
     FLOATS,
     IMAGES,
@@ -305,10 +306,23 @@ def replaced(axes: int) -> Iterator[PublicStep]:
 
 _LOSSES = {
     "F.cross_entropy": "F.cross_entropy(a, {t}, reduction='sum')",
+    "F.cross_entropy times a pending sum": "F.cross_entropy(a, {t}, reduction='sum') * a.detach().sum()",
+    "the gradient of F.cross_entropy": "torch.autograd.grad(F.cross_entropy(a, {t}, reduction='sum'), a, create_graph=True)[0]",
+    "F.nll_loss of log-probabilities": "F.nll_loss(a, {t}, reduction='sum')",
     "F.cross_entropy of probabilities": "F.cross_entropy(a, a.detach().softmax(1) * 1, reduction='sum')",
     "F.nll_loss of log_softmax": "F.nll_loss(F.log_softmax(a, 1), {t}, reduction='sum')",
     "log_softmax": "F.log_softmax(a, 1)",
 }
+
+
+def partial_maps(axes: int) -> Iterator[PublicStep]:
+    """`local_map` of functions whose results are parts of a reduction."""
+    for function, kind in (("sum", "sum"), ("mean", "avg"), ("amax", "max"), ("amin", "min")):
+        out, taken = f"[{', '.join([f'Partial({kind!r})', *['Replicate()'] * (axes - 1)])}]", [S0, *[R] * (axes - 1)]
+        call = f"local_map(a.{function}(0), out_placements={out}, in_placements=({placements_code(taken)},)), then its gradient"
+        yield PublicStep(
+            call, f"mapped_to_partial(x, lambda a: a.{function}(0), {kind!r})", EVEN, (tuple(taken),), group=kind
+        )
 
 
 def losses(axes: int) -> Iterator[PublicStep]:
@@ -320,13 +334,16 @@ def losses(axes: int) -> Iterator[PublicStep]:
         target = placements_code([R if p == S1 else p for p in layout])
         made = f"on_mesh(numbered(a.shape[:1] + a.shape[2:], a.shape[1]), a, {target})"
         for kind in (LOGITS, IMAGES, FEW_CLASSES):
-            for times in (1, 2):
-                for name, loss in _LOSSES.items():
+            for times, some in (
+                (1, _LOSSES),
+                (2, {name: _LOSSES[name] for name in ("F.cross_entropy", "log_softmax")}),
+            ):
+                for name, loss in some.items():
                     call = f"loss_parallel(){' entered twice' if times == 2 else ''}, then {name} of "
                     call += f"{kind} x.redistribute({listed})"
                     code = f"within(x, parallel.loss_parallel, {times}, lambda a: {loss.format(t=made)}, {listed})"
-                    aspect = "entered twice" if times == 2 else f"{name} of {kind}"
-                    yield PublicStep(call, code, kind, (layout,), group=f"{kind} {times}", aspect=aspect)
+                    aspect = "entered twice" if times == 2 else name
+                    yield PublicStep(call, code, kind, (layout,), group=f"{name} {times}", aspect=aspect)
 
 
 def contexts(axes: int) -> Iterator[PublicStep]:
@@ -351,6 +368,7 @@ VARIED_STEPS: dict[str, Generator] = {
     "DTensor.redistribute, strides": strides_of_moved,
     "tensor.distribute_tensor, strides": strides_of_distributed,
     "experimental.local_map, of any pieces": maps,
+    "experimental.local_map, of a reduction": partial_maps,
     "experimental.register_sharding, arguments": arguments,
     "experimental.register_sharding, ops with rules": replaced,
     "parallel.loss_parallel, what is within": losses,

@@ -22,7 +22,7 @@ from localtensor.layout import StridedShard
 from strategies.model.call_signature import numeric_arguments, parse_prior_call
 from strategies.model.codec import placements_code
 from strategies.model.oracle import mutates
-from strategies.model.rule import PUBLIC, Call, flat_results, read_layout
+from strategies.model.rule import PUBLIC, Call, flat_results, read_layout, split_prior_call
 from strategies.programs.public_api import table as public_api
 from strategies.programs.run import law_steps, step_functions
 from strategies.programs.run.step_functions import (
@@ -49,6 +49,8 @@ VIEW_STEPS = {  # torch 2.13: a view of a sharded dim is a copy, so most of thes
     **{f"v = {v}, {BASE_WRITTEN}": f"with_base_written(x, lambda x: {v})" for v in VIEWS},
 }
 """Steps that take a view, write to it or to its base, and read both or the view: their names are what happens, in order."""
+STRIDES = "strides"
+"""The step that compares the strides of a DTensor, which are part of its spec, with those of its piece."""
 RESULT_STEPS = {
     "cast float32": "x.to(torch.float32)", "cast float64": "x.to(torch.float64)", "cast int64": "x.to(torch.int64)",
     "cast bool": "x.to(torch.bool)",
@@ -70,11 +72,13 @@ RESULT_STEPS = {
     "std": "x.std(-1, correction=0)", "tanh": "x.tanh()", "root": "x.abs().sqrt()", "masked": "x.masked_fill(x > 0, 0)", "lower": "x.tril()",
     "layer norm": "torch.nn.functional.layer_norm(x, x.shape[-1:])", "times its sum": "x * x.sum(-1, keepdim=True)",
     "swapped": "x.transpose(0, 1)", "outer": "x.reshape(-1, 1) * x.reshape(1, -1)", "concatenated": "torch.cat([x, x * 2], -1)",
+    STRIDES: "strides_agree(x, lambda x: x)",
 }  # fmt: skip
 CHAIN_SIGN = " | "
 """What separates the steps of a chain in its name."""
 GRADS = {
     "grad": "gradients(op, x, Replicate(), writes)", "grad S(0)": "gradients(op, x, Shard(0), writes)",
+    "grad of ones": "gradients(op, x, None, writes)",
     "grad twice": "gradients(op, x, Replicate(), writes, twice=True)",
     "sgd": "trained(op, x, writes, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True))",
     "adam": "trained(op, x, writes, lambda p: torch.optim.AdamW(p, lr=0.1, eps=1.0))",
@@ -112,18 +116,20 @@ def input_alone(then: str) -> str:
 def steps_of(then: str) -> tuple[str, ...]:
     """The names of the steps of a chain, in their order; one for a single step, none without a follow-up.
 
-    >>> steps_of("exp | S(0) | grad"), steps_of("sum"), steps_of("")
-    (('exp', 'S(0)', 'grad'), ('sum',), ())
+    >>> steps_of("exp | S(0) | grad"), steps_of("strides | again(x0, 2)"), steps_of("")
+    (('exp', 'S(0)', 'grad'), ('strides', 'again(x0, 2)'), ())
     """
-    if then.startswith(("again(", PUBLIC)):  # the arguments of a call may hold the sign
+    if then.startswith(PUBLIC):  # the arguments of a call may hold the sign
         return (then,)
-    return tuple(then.split(CHAIN_SIGN)) if then else ()
+    steps, prior = split_prior_call(then)
+    return (*(steps.split(CHAIN_SIGN) if steps else ()), *([prior] if prior else ()))
 
 
 _IN_WORDS = {
-    "grad": "the gradient", "grad S(0)": "the gradient, which comes in as S(0)", "grad twice": "the gradient of the gradient",
+    "grad": "the gradient", "grad S(0)": "the gradient, which comes in as S(0)", "grad of ones": "the gradient, which comes in as torch.ones_like(x)", "grad twice": "the gradient of the gradient",
     "sgd": "two steps of torch.optim.SGD", "adam": "two steps of torch.optim.AdamW", "full twice": "full_tensor() twice",
     "R": "redistribute to R", "S(0)": "redistribute to S(0)", "S(1)": "redistribute to S(1)", "local": "from_local(x.to_local())",
+    STRIDES: "x.stride() beside that of its pieces",
 }  # fmt: skip
 
 
@@ -194,7 +200,7 @@ class CallWithFollowUp(Call):
             return op(tensors)
         if alone := input_alone(last):
             return gradients(op, tensors, Replicate(), writes, only=int(alone))
-        if last.startswith("grad of "):
+        if re.match(r"grad of \d", last):
             number = int(last.removeprefix("grad of "))
             return gradients(lambda given: [op(given)[number]], tensors, Replicate(), writes)
         if last in GRADS:

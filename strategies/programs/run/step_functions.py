@@ -93,22 +93,27 @@ def uneven(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Te
     return (torch.cos(steps * 1.7 + 0.3) + steps * 0.01).reshape(shape).to(dtype)
 
 
-def coming_gradients(outs: Sequence[Tensor], placement: Placement) -> list[Tensor]:
-    """For each result a gradient that is not uniform, and a DTensor with this placement where the result is one."""
+def coming_gradients(outs: Sequence[Tensor], placement: Placement | None) -> list[Tensor]:
+    """For each result a gradient that is not uniform, and a DTensor with this placement where the result is one.
+
+    Without a placement it is what `backward()` of a loss begins with: ones like the result, with a placement that DTensor chooses.
+    """
+    if placement is None:
+        return [torch.ones_like(out) for out in outs]
     return [spread(uneven(out.shape, out.dtype, out.device), out, placement) for out in outs]
 
 
 def gradients(
     op: Callable[[Sequence[Any]], list[Any]],
     tensors: Sequence[Any],
-    placement: Placement,
+    placement: Placement | None,
     writes: bool,
     twice: bool = False,
     only: int | None = None,
 ) -> list[Any]:
     """The gradient of each tensor that can have one; None where the result does not depend on it.
 
-    What comes in has this placement.  With `twice`, the gradients of the gradients are appended.  With `only`, no tensor but
+    What comes in has this placement, or that of ones like the results.  With `twice`, the gradients of the gradients are appended.  With `only`, no tensor but
     that of this number requires a gradient.  An op that `writes` to its arguments gets copies.  Raises RuntimeError where
     the call has no gradient, as autograd does.
     """

@@ -80,6 +80,7 @@ FORMULA = "the plain tensor is made by a derivative formula of autograd, which i
 BEFORE_RULES = "the call is refused before DTensor looks for a rule"
 ANOTHER_FOLLOWS = "With {what} the error of one of them is gone, and another follows: {error}"
 ALIASES = ("aten.alias.default", "aten.detach.default")
+"""Ops that give their own tensor: replicas cure any program that begins with one, and new parts of a sum may do so by luck."""
 RULE, REDISTRIBUTION, DISPATCHER, UNKNOWN = "rule", "redistribution", "dispatcher", "unknown"
 OWN_OPS = "public_calls."
 """The namespace of ops that programs of public calls register: what is wrong of one is wrong of the public call."""
@@ -307,15 +308,14 @@ class Attributor:
     def _op(self, steps: Sequence[OpStep], *around: Replacement) -> Attribution | None:
         outer: dict[str, list[OpStep]] = {}
         for step in steps:
-            if not step.outer:
+            if not step.outer and (self._judged or step.op not in ALIASES):
                 outer.setdefault(step.op, []).append(step)
         # What makes a sum of booleans is wrong, although each op that reads it is right once it runs on whole tensors.
         tries = [(op, False) for op, calls in outer.items() if any(step.sums_bools for step in calls)]
-        tries += [(op, True) for op in outer]
-        # As replicas, the results of any op before the one at fault would cure it, too.  Of wrong values the last one counts, which
-        # no later op would cure; an error may show where a later op reads what an earlier one made.  Aliases are seldom at fault.
+        # As replicas, results of any op before the one at fault would cure it, too.  Of wrong values the last one counts, which no
+        # later op would cure; an error may show where a later op reads what an earlier one made.
         late = reversed(outer) if self._first is not None and fault_class(self._first[1]) == VALUES else iter(outer)
-        tries += [(op, False) for op in sorted(late, key=lambda op: op in ALIASES)]
+        tries += [*((op, True) for op in outer), *((op, False) for op in late)]
         for op, keep in tries:
             if self.cures(*around, _op_replaced(op, keep=keep)):
                 return self._part(max(outer[op], key=_spread), around, keep=keep)

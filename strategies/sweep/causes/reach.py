@@ -44,7 +44,17 @@ from strategies.model.arguments import (
     trusts_caller,
 )
 from strategies.model.kernels import REJECTIONS
-from strategies.model.rule import PUBLIC, Call, Program, leaf_numbers, out_leaves, overload, placements_text, then_text
+from strategies.model.rule import (
+    PUBLIC,
+    Call,
+    Program,
+    leaf_numbers,
+    out_leaves,
+    overload,
+    placements_text,
+    split_prior_call,
+    then_text,
+)
 from strategies.programs.public_api.table import is_further_use
 from strategies.programs.run.follow_ups import in_words
 from strategies.programs.run.program_oracle import tensors_made
@@ -284,8 +294,8 @@ def call_text(program: Program, spelling: str = "") -> str:
         r"\bx(\d+)(?=[.[ ])", lambda found: f"({named(int(found[1]))})", text
     )  # what a method or operator takes
     text = re.sub(r"\bx(\d+)\b", lambda found: named(int(found[1])), text)
-    then = program.then
-    return text + (f", then {in_words(then)}" if then and not then.startswith("again(") else then_text(then))
+    steps, prior = split_prior_call(program.then)
+    return text + (f", then {in_words(steps)}" if steps else "") + then_text(prior)
 
 
 def forward_programs(program: Program) -> Iterator[Program]:

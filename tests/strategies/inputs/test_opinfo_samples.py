@@ -247,6 +247,21 @@ def test_no_more_samples_are_run_than_is_allowed_and_they_come_from_all_over():
     assert ran[0] == 0 and ran[-1] > 190
 
 
+def test_an_op_that_trusts_its_caller_is_met_with_the_operands_of_more_dims_that_its_caller_takes():
+    def two(dtype):
+        yield Input(2 + torch.eye(3, dtype=dtype), (numbers(3, 1, dtype=dtype),))
+        yield Input(2 + torch.eye(3, dtype=dtype).expand(2, 3, 3), (numbers(2, 3, 1, dtype=dtype),))
+
+    solved, failed = captured(Info(torch.linalg.solve, two, "linalg.solve", supports_autograd=False))
+    shapes = [[tuple(x.shape) for x in one.tensors] for one in solved if one.op == "aten._linalg_solve_ex.default"]
+    assert [(2, 3, 3), (2, 2, 3, 1)] in shapes and [(2, 2, 3, 3), (2, 3, 1)] in shapes
+    assert len(shapes) == 2 + opinfo_samples.MOST_BROADCAST and not failed
+    assert {one.origin for one in solved} >= {"linalg.solve[float64,odd] #1, operand 1 with one more dim, forward"}
+    multiplied, _ = captured(Info(torch.matmul, two, "matmul", supports_autograd=False))
+    more = [one.op for one in multiplied if "one more dim" in one.origin]
+    assert set(more) == {"aten._unsafe_view.default"}  # the forms of all others are our own
+
+
 @pytest.mark.parametrize("made", [
     torch.eye(3).to_sparse(),
     torch.zeros(opinfo_samples.MOST_NUMEL + 1),

@@ -6,7 +6,9 @@ from torch.distributed.tensor._op_schema import OpSpec, OpStrategy, RuntimeSchem
 
 from strategies.model.rule import overload
 from strategies.programs import prior_calls
+from strategies.programs.chained import wrong_programs
 from strategies.programs.prior_calls import prior_call_programs
+from strategies.programs.run import follow_ups
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.torch_api import dtensor
 from tests.strategies.cases import numbers, sample
@@ -25,16 +27,21 @@ def thens(one):
     (sample("sum.dim_IntList", X, [0]), ["again(x0, [1])", "again(x0, [0], True)", "again(x0, [0], dtype=torch.float32)"]),
     (sample("add.Tensor", X, X), []),
     (sample("neg.default", X), []),
+    (sample("clone.default", X), ["strides | again(x0, memory_format=torch.channels_last)"]),
+    (sample("_to_copy.default", X, dtype=torch.float64), [
+        "again(x0, dtype=torch.float32)", "strides | again(x0, dtype=torch.float64, memory_format=torch.channels_last)",
+    ]),
     (sample("view.dtype", X, torch.float32), ["again(x0, torch.float64)"]),
     (sample("expand.default", X[:, :1], [4, 6]), ["again(x0, [4, 7])"]),
 ], ids=lambda value: str(value.arguments()) if hasattr(value, "arguments") else "")  # fmt: skip
-def test_each_argument_that_changes_a_shape_or_a_dtype_is_another_call_before(one, found):
+def test_each_argument_that_changes_metadata_is_another_call_before(one, found):
     assert thens(one) == found
 
 
 def test_what_the_op_would_read_out_of_bounds_is_not_tried(monkeypatch):
     monkeypatch.setattr(prior_calls, "trusts_caller", lambda op: True)
     assert thens(sample("topk.default", X, 3)) == []
+    assert thens(sample("sum.dim_IntList", X, [0])) == ["again(x0, [0], dtype=torch.float32)"]  # never out of bounds
 
 
 def test_placements_are_those_of_the_first_claim_or_replicas():
@@ -63,3 +70,34 @@ def test_an_argument_that_a_registration_does_not_name_is_found(named):
     assert [program.then for program in programs] == ["again(x0, 4)"]
     [found] = run_simulated_programs(programs)
     assert found.refused.startswith("WrongPieceShape") is not named
+
+
+def _as_it_is(schema):
+    spec = schema.args_schema[0].strategies[0].output_spec
+    return OpStrategy([OpSpec(spec, input_specs=(spec,), redistribute_cost=[[0.0]])])
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["forgotten", "named"])
+def test_a_memory_format_that_a_registration_does_not_name_is_found_by_the_strides(named):
+    name = f"laid_{'named' if named else 'forgotten'}"
+    LIB.define(f"{name}(Tensor x, *, MemoryFormat? memory_format=None) -> Tensor")
+    for kind in ("CPU", "Meta"):
+        LIB.impl(
+            name, lambda x, memory_format=None: x.clone(memory_format=memory_format or torch.preserve_format), kind
+        )
+    op = overload(f"planted.{name}.default")
+    info = RuntimeSchemaInfo(static_kwargkey=["memory_format"]) if named else None
+    dtensor.propagator().register_op_strategy(op, _as_it_is, info)
+    programs = prior_call_programs(sample(f"planted.{name}.default", X), [(Shard(0),)], (2,), 0)
+    assert [program.then for program in programs] == ["strides | again(x0, memory_format=torch.channels_last)"]
+    found = wrong_programs(programs)
+    assert [program.then for program, _ in found] == [program.then for program in programs if not named]
+    assert all("x.stride() is (12, 1, 6, 3)" in shown.wrong for _, shown in found)
+
+
+def test_strides_that_are_wrong_without_the_call_before_are_not_its_fault(monkeypatch):
+    one = sample("ones_like.default", X, dtype=torch.float64)
+    (program,) = (p for p in prior_call_programs(one, [], (2,), 0) if p.then.startswith("strides"))
+    monkeypatch.setitem(follow_ups.RESULT_STEPS, "strides", "'a DTensor' if hasattr(x, 'device_mesh') else 'a tensor'")
+    assert run_simulated_programs([program])[0].wrong
+    assert wrong_programs([program]) == []

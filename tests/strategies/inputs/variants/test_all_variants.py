@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from localtensor.layout.tolerance import MAX_JUMP_SHARE
+from strategies.inputs.variants import all_variants
 from strategies.inputs.variants.all_variants import FORMS, PER_SAMPLE, PER_TRACED, followed_samples, variations
 from strategies.inputs.variants.dims_and_layout import InputForm, with_dims_respelled
 from strategies.inputs.variants.sizes import with_operand_of_another_length
@@ -181,6 +182,20 @@ def test_what_follows_an_op_is_tried_with_infinite_numbers_too_along_some_dims_a
         (math.inf, ([1],)), (math.inf, ([],)), (math.inf, ([0, 1],)),
     ]  # fmt: skip
     assert len(followed_samples(norms(*finite), 3, seed=0)) == 3
+
+
+def test_of_the_samples_that_follow_some_have_the_maximum_on_the_first_rank_and_some_on_the_last():
+    chosen = followed_samples(norms(*[2.0, 1.0, 3.0, 0.5, -1.0, 6.0]), 3, seed=0)
+    assert [one.origin.rpartition(", ")[2] for one in chosen[1:]] == ["ascending", "descending"]
+    (first, last) = (one.tensors[0] for one in chosen[1:])
+    assert float(first[-1, -1]) == float(first.max()) and float(last[0, 0]) == float(last.max())
+    own = [replace(one, origin="samples() #1") for one in norms(2.0, 1.0, 3.0)]
+    assert all("cending" not in one.origin for one in followed_samples(own, 3, seed=0))
+
+
+def test_an_order_that_the_op_refuses_is_not_taken(monkeypatch):
+    monkeypatch.setattr(all_variants, "run_stable_oracle", lambda *given, **options: None)
+    assert all("cending" not in one.origin for one in followed_samples(norms(2.0, 1.0, 3.0), 3, seed=0))
 
 
 def test_infinite_numbers_that_are_chosen_anyway_come_once():

@@ -163,7 +163,12 @@ def doubles_what_it_watches(patch):
     patch.setattr(debug.CommDebugMode, "__torch_dispatch__", dispatch)
 
 
+def overflows_in_half(patch):
+    patch.setattr(DTensor, "std", lambda self, *args: self.sum() * float("inf"), raising=False)
+
+
 FAULTS = [
+    ("torch.Tensor, half precision", overflows_in_half, "x.std()"),
     ("torch.Tensor, what it tells", counts_its_own_elements, "x.numel()"),
     ("torch.Tensor, numbers", has_no_imaginary_numbers, "complex("),
     ("torch.Tensor, set", swaps_nothing, "swap_tensors(x, y)"),

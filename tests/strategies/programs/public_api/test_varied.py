@@ -174,7 +174,45 @@ def writes_to_the_list_of_a_piece(patch):
     patch.setattr(DTensor, "from_local", staticmethod(from_local))
 
 
+def with_twice_the_gradient(x):
+    return x * 2 - x.detach()
+
+
+def doubles_gradients_of_pieces(patch):
+    own = DTensor.from_local
+    made = staticmethod(lambda local, *args, **options: own(with_twice_the_gradient(local), *args, **options))
+    patch.setattr(DTensor, "from_local", made)
+
+
+def doubles_gradients_of_maps(patch):
+    own = experimental.local_map
+
+    def local_map(function, *args, **options):
+        return own(lambda x: function(with_twice_the_gradient(x)), *args, **options)
+
+    patch.setattr(experimental, "local_map", local_map)
+
+
+def doubles_results(patch):
+    own = parallel.PrepareModuleOutput._prepare_out_fn
+    patch.setattr(parallel.PrepareModuleOutput, "_prepare_out_fn", lambda self, outs, mesh: own(self, outs, mesh) * 2)
+
+
+def never_steps(patch):
+    own = torch.amp.GradScaler.step
+
+    def step(self, optimizer, *args):
+        of_dtensors = isinstance(optimizer.param_groups[0]["params"][0], DTensor)
+        return None if of_dtensors else own(self, optimizer, *args)
+
+    patch.setattr(torch.amp.GradScaler, "step", step)
+
+
 FAULTS = [
+    ("DTensor.from_local, of a reduction", doubles_gradients_of_pieces, "gradient of its pieces"),
+    ("experimental.local_map, of a reduction", doubles_gradients_of_maps, "Partial('sum')"),
+    ("parallel.PrepareModuleOutput, a tuple of one", doubles_results, "a tuple of one"),
+    ("amp.GradScaler, a pending sum", never_steps, "a pending sum"),
     ("experimental.register_sharding, ops with rules", keeps_the_rules_of_torch, "replicas alone"),
     ("parallel.parallelize_module, hidden sizes", takes_the_first_rank_for_the_source, "source=None"),
     ("tensor.distribute_module, modules kept", trains_what_it_distributes, "training=False"),
@@ -192,6 +230,8 @@ FAULTS = [
     ("amp.GradScaler", halves_the_scale_of_ranks, "Replicate("),
 ]
 """For each class of programs: a fault that is planted, and what the programs that find it have in their text."""
+FOUND_BY_OTHERS = (turns_the_strides, writes_to_the_pieces, writes_to_the_list_of_a_piece, doubles_gradients_of_pieces, doubles_gradients_of_maps,
+                   doubles_results, never_steps)  # fmt: skip
 
 
 @pytest.mark.few(5)
@@ -208,7 +248,7 @@ def test_a_planted_fault_is_found_by_these_programs_and_not_by_those_of_the_name
     if not new and after and torch.__version__.split(".")[:2] != ["2", "13"]:
         pytest.skip("this torch has the fault itself, or another one in its place")
     assert new and any(text in program for program in new)
-    if plant not in (turns_the_strides, writes_to_the_pieces, writes_to_the_list_of_a_piece):
+    if plant not in FOUND_BY_OTHERS:
         assert plain == again
 
 

@@ -1,9 +1,10 @@
 import pytest
 import torch
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies.model.rule import flat_results
+from strategies.model.rule import Program, flat_results
 from strategies.programs.run.follow_ups import CallWithFollowUp, gradients, input_alone
+from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.step_functions import uneven
 from tests.strategies.cases import numbers, sample
 
@@ -66,3 +67,18 @@ def test_the_step_by_its_name_is_that_gradient():
     (dy,) = call(one.tensors)
     torch.testing.assert_close(dy, taken(one)[1])
     assert input_alone(call.then) == "1" and input_alone("grad of 1") == ""
+
+
+@pytest.mark.parametrize(("given", "coming"), [(Shard(1), Shard(1)), (Partial("sum"), Replicate())])
+def test_ones_come_in_with_the_placements_that_dtensor_gives_them(monkeypatch, given, coming):
+    seen, own = set(), torch.ones_like
+
+    def ones_like(x, **options):
+        made = own(x, **options)
+        seen.add(getattr(made, "placements", None))
+        return made
+
+    monkeypatch.setattr(torch, "ones_like", ones_like)
+    (found,) = run_simulated_programs([Program(sample("mul.Scalar", X, 2.0), (2,), ((given,),), "grad of ones")])
+    assert found.note == "DTensor's own run is right"
+    assert seen == {None, (coming,)}
