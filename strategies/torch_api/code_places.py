@@ -137,6 +137,16 @@ def no_return_place(reason: str) -> CodePlace | None:
     return CodePlace(found[1], found[2], int(found[3])) if found else None
 
 
+def raising_place(trace: str) -> CodePlace | None:
+    """The innermost function of DTensor in the traceback of an error, by its module and its name; None where there is none."""
+    frames = re.findall(r'File "([^"]*[/\\]torch[/\\]distributed[/\\]tensor[/\\][^"]*)", line (\d+), in (\S+)', trace)
+    if not frames:
+        return None
+    file, line, name = frames[-1]
+    module = file.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
+    return CodePlace(f"{module}.{name}", _shown_file(file), int(line))
+
+
 def _shown_file(name: str) -> str:
     _, found, rest = name.replace("\\", "/").rpartition("/torch/")
     return f"torch/{rest}" if found else name.replace("\\", "/").rpartition("/")[2]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor._util.patching import wrapped
 from localtensor.layout import JUMP_SHARE, is_inexact, max_abs, noise_factor
@@ -84,6 +85,20 @@ def oracle_of_sample(sample: Sample, then: str, seed: int = 0, *, partial: bool 
         scale = max((float(max_abs(x)) for x in before), default=0.0)
         slack = [_with_cancelling(s, want, scale) for s, want in zip(slack, truth.outputs, strict=True)]
     return replace(truth, slack=tuple(slack), unstable=share_unstable(slack))
+
+
+def dispatched_ops(program: Program) -> list[str]:
+    """The overloads that the program dispatches on whole tensors, in order, each once."""
+    found: dict[str, None] = {}
+
+    class Ops(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found[str(func)] = None
+            return func(*args, **(kwargs or {}))
+
+    with contextlib.suppress(*REJECTIONS), Ops():
+        oracle_of_program(program)
+    return list(found)
 
 
 def tensors_made(program: Program) -> list[tuple[str, Tensor, tuple[Placement, ...]]]:

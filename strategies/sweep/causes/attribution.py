@@ -14,13 +14,13 @@ of each.  Then one part at a time is replaced, and the part whose replacement ma
 | an op for which no rule was looked for, by the op on whole tensors   | the dispatch in native code                |
 | the base of a view that is written to, by replicas                   | the rule of the view, of which DTensor redistributes the base |
 | nothing, in a program of a public call                               | the public function                        |
+| nothing, where every rank raises                                     | the function of DTensor that raises        |
 
 An op whose results are as its placements claim is not the cause, even if replicas in its place hide the error of a later op.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -30,7 +30,6 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.experimental import implicit_replication
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor.errors import LocalTensorError
 from strategies.base.signals import quiet
@@ -39,7 +38,7 @@ from strategies.model.kernels import REJECTIONS
 from strategies.model.rule import PUBLIC, Program, overload
 from strategies.programs.public_api.table import public_object, step_name
 from strategies.programs.run.follow_ups import GRADS, VIEW_STEPS, steps_of
-from strategies.programs.run.program_oracle import oracle_of_program
+from strategies.programs.run.program_oracle import dispatched_ops, oracle_of_program
 from strategies.programs.run.rank_run import WrongPieceShape
 from strategies.programs.run.real_run import case_tasks, mesh_task_of, program_tasks
 from strategies.programs.run.verdict import Confirmation, raises
@@ -52,6 +51,7 @@ from strategies.torch_api.code_places import (
     native_dispatcher_place,
     no_return_place,
     place_of,
+    raising_place,
     tracer_place,
 )
 from strategies.torch_api.counterfactuals import DECOMPOSITION, HANDLER, OpStep, Trace
@@ -77,6 +77,7 @@ NO_PART = "more than one part of DTensor is wrong in it, or one that none of the
 STAYS = "the call stays in it, as its stack shows"
 OF_COPY = "DTensor redistributes the base first: the view is one of a copy"
 FORMULA = "the plain tensor is made by a derivative formula of autograd, which is native code"
+RAISES_IN = "it raises the error, and no replacement of one part reaches what is wrong"
 BEFORE_RULES = "the call is refused before DTensor looks for a rule"
 ANOTHER_FOLLOWS = "With {what} the error of one of them is gone, and another follows: {error}"
 ALIASES = ("aten.alias.default", "aten.detach.default")
@@ -198,20 +199,6 @@ def _with_implicit_replication(work: MeshTask[Confirmation]) -> MeshTask[Confirm
     return replace(work, on_rank=on_rank)
 
 
-def dispatched_ops(program: Program) -> list[str]:
-    """The overloads that the program dispatches on whole tensors, in order, each once."""
-    found: dict[str, None] = {}
-
-    class Ops(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            found[str(func)] = None
-            return func(*args, **(kwargs or {}))
-
-    with contextlib.suppress(*REJECTIONS), Ops():
-        oracle_of_program(program)
-    return list(found)
-
-
 class Attributor:
     """The search for the cause of one run that goes wrong."""
 
@@ -230,7 +217,7 @@ class Attributor:
         if found is None or found.op.startswith(OWN_OPS):
             found = self._public_call()
         if found is None and fault_class(reason) == REFUSED:
-            found = self._first_of_several(trace, reason)
+            found = self._first_of_several(trace, reason) or self._raising(reason)
         return replace(found or Attribution(UNKNOWN, why=NO_PART), reason=reason)
 
     def _replaceable(self, trace: Trace, reason: str) -> Attribution | None:
@@ -343,12 +330,15 @@ class Attributor:
         seen = {step.op for step in trace.steps}
         for op in dispatched_ops(self._program) if self._program is not None else ():
             if op not in seen and self.cures(_op_replaced(op, keep=False)):
-                said = re.sub(r".*?: (?=\w+(Error|Exception): )", "", reason.splitlines()[0])
-                said = re.sub(r"\w+\.\w+\.\w+", "an op", re.sub(r"[0-9]+", "#", said))
-                return Attribution(
-                    DISPATCHER, native_dispatcher_place(), "", said[:100], WHOLE_REPLICATED, BEFORE_RULES
-                )
+                said, place = _error_text(reason), native_dispatcher_place()
+                return Attribution(DISPATCHER, place, "", said, WHOLE_REPLICATED, BEFORE_RULES)
         return None
+
+    def _raising(self, reason: str) -> Attribution | None:
+        """The function of DTensor that raises on the first rank that does, where no replacement makes the run right."""
+        traces = (result.trace for result in outcome(self._work).rank_results)
+        place = next(filter(None, map(raising_place, traces)), None)
+        return Attribution(DISPATCHER, place, "", _error_text(reason), why=RAISES_IN) if place else None
 
     def _part(self, step: OpStep, around: Sequence[Replacement], *, keep: bool) -> Attribution:
         """The part of DTensor that is wrong for this op: on whole tensors the op gives the right result."""
@@ -370,6 +360,12 @@ class Attributor:
         if self._judged or not _has_own_dispatch(step.op):
             return Attribution(RULE if step.how != DECOMPOSITION else DECOMPOSITION, step.place, step.op, detail, fix)
         return Attribution(DISPATCHER, dispatcher_place(), step.op, detail, fix)
+
+
+def _error_text(reason: str) -> str:
+    """The error in a reason, without numbers and names of ops: of equal ones the cause is one."""
+    said = re.sub(r".*?: (?=\w+(Error|Exception): )", "", reason.splitlines()[0])
+    return re.sub(r"\w+\.\w+\.\w+", "an op", re.sub(r"[0-9]+", "#", said))[:100]
 
 
 def _spread(step: OpStep) -> int:

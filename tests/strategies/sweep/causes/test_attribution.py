@@ -23,6 +23,7 @@ from strategies.sweep.causes.attribution import (
     OP_BY_OP,
     PLAIN_MOVES,
     PUBLIC_CALL,
+    RAISES_IN,
     REDISTRIBUTION,
     REFUSED,
     REPLICAS,
@@ -277,6 +278,27 @@ def test_the_op_that_a_program_begins_with_is_not_its_cause():
     assert (found.kind, found.place.name, found.op) == (PUBLIC_CALL, "assert_close", "")
 
 
+DOUBLE = program(
+    Call("aten.alias.default", (Leaf(0),)),
+    torch.tensor(0.5),
+    inputs=((Replicate(),),),
+    then="R | absolute | grad twice",
+)
+
+
+def test_of_what_no_replacement_cures_and_all_ranks_refuse_the_function_that_raises_is_the_cause():
+    if torch.__version__.split(".")[:2] != ["2", "13"]:
+        pytest.skip("other versions have other faults")
+    found = caused_by(DOUBLE)
+    assert (found.kind, found.place.file, found.why) == (
+        DISPATCHER,
+        "torch/distributed/tensor/_redistribute.py",
+        RAISES_IN,
+    )
+    assert found.place.name == "_redistribute.forward"
+    assert found.detail == "AttributeError: 'Tensor' object has no attribute '_local_tensor'"
+
+
 def test_a_finding_that_no_simulated_run_shows_says_so():
     found = attribution(task(RIGHT, "differs at [0]: got 1, expected 2"), lambda step: None)
     assert (found.kind, found.why, found.reason) == (UNKNOWN, NOT_SIMULATED, "differs at [0]: got 1, expected 2")
@@ -335,7 +357,7 @@ def test_what_no_replacement_cures_in_a_program_of_a_public_call_is_that_functio
     found = Attributor(program_work(given), judged=False, program=given).cause()
     assert (found.kind, found.place.name, found.detail) == (PUBLIC_CALL, "rand", "tensor.rand")
     assert cause_key(found, str(given)) == (PUBLIC_CALL, "tensor.rand", REFUSED)
-    assert Attributor(program_work(given), judged=False).cause().kind == UNKNOWN
+    assert Attributor(program_work(given), judged=False).cause().why == RAISES_IN
 
 
 def test_a_fault_of_an_op_that_a_public_call_registers_is_that_of_the_call():
