@@ -100,6 +100,8 @@ def _named(*layouts: Sequence[Placement] | None) -> tuple[Layout, ...]:
 
 
 def from_local(axes: int) -> Iterator[PublicStep]:
+    call = "DTensor.from_local of a pending reduction, then the gradient of its pieces"
+    yield PublicStep(call, "reduced_pieces(x)", FLOATS, (), _of_one_reduction, "a reduction")
     for one in combined(
         grad_placements=[None, *layouts_on(axes, (R, S0, S1, SUM))],
         run_check=[None, True],
@@ -115,7 +117,7 @@ def from_local(axes: int) -> Iterator[PublicStep]:
 
 
 def _fits_pieces(grad_placements: Layout | None, x: Tensor, layout: Layout) -> bool:
-    """The same for pieces of which a DTensor is made: where a maximum is pending, the gradient of one depends on the others."""
+    """The same for pieces of which a DTensor is made: where a maximum is pending, the gradient of one depends on the others, which `reduced_pieces` shows."""
     return _fits_gradient(grad_placements, x, layout) and not any(p.is_partial() and p != SUM for p in layout)
 
 
@@ -123,12 +125,6 @@ def _fits_gradient(grad_placements: Layout | None, x: Tensor, layout: Layout) ->
     """Whether the gradient of a piece in this layout may have these placements: it has the shape of the piece."""
     pairs = zip(grad_placements or (), layout, strict=False)
     return all(g == p if isinstance(p, Shard) else not isinstance(g, Shard) for g, p in pairs)
-
-
-def reduced(axes: int) -> Iterator[PublicStep]:
-    """`DTensor.from_local` of pieces of a pending reduction, and the gradient of the pieces."""
-    call = "DTensor.from_local of a pending reduction, then the gradient of its pieces"
-    yield PublicStep(call, "reduced_pieces(x)", FLOATS, (), _of_one_reduction)
 
 
 def _of_one_reduction(x: Tensor, layout: Layout) -> bool:
@@ -235,7 +231,18 @@ _PRODUCT = {(R, R): (R, R, R), (S0, R): (S0, S0, SUM), (R, S1): (S1, SUM, S1), (
 """For the placements of the operands of a matrix product those of its result and of the gradients of the operands."""
 
 
+def _maps_to_partial(axes: int) -> Iterator[PublicStep]:
+    """`local_map` of functions whose results are parts of a reduction."""
+    for function, kind in (("sum", "sum"), ("mean", "avg"), ("amax", "max"), ("amin", "min")):
+        out, taken = f"[{', '.join([f'Partial({kind!r})', *['Replicate()'] * (axes - 1)])}]", [S0, *[R] * (axes - 1)]
+        call = f"local_map(a.{function}(0), out_placements={out}, in_placements=({placements_code(taken)},)), then its gradient"
+        yield PublicStep(
+            call, f"mapped_to_partial(x, lambda a: a.{function}(0), {kind!r})", EVEN, (tuple(taken),), group=kind
+        )
+
+
 def local_map(axes: int) -> Iterator[PublicStep]:
+    yield from _maps_to_partial(axes)
     for layout in layouts_on(axes, MOVES):
         for text, function in _MAPPED.items():
             yield _mapped(text, function, "[]", [layout], layout)
@@ -313,7 +320,6 @@ Generator = Callable[[int], Iterator[PublicStep]]
 TENSOR_STEPS: dict[str, Generator] = {
     "tensor.distribute_tensor": distribute_tensor,
     "DTensor.from_local": from_local,
-    "DTensor.from_local, of a reduction": reduced,
     "DTensor.to_local": to_local,
     "DTensor.redistribute": redistribute,
     "DTensor.full_tensor": full_tensor,

@@ -15,7 +15,6 @@ from localtensor.layout import Layout
 from strategies.model.codec import placement_code, placements_code
 from strategies.programs.public_api.optimizer_steps import OPTIMIZER_STEPS
 from strategies.programs.public_api.tensor_steps import (
-    EVEN,
     FEW_CLASSES,
     FLOATS,
     IMAGES,
@@ -315,16 +314,6 @@ _LOSSES = {
 }
 
 
-def partial_maps(axes: int) -> Iterator[PublicStep]:
-    """`local_map` of functions whose results are parts of a reduction."""
-    for function, kind in (("sum", "sum"), ("mean", "avg"), ("amax", "max"), ("amin", "min")):
-        out, taken = f"[{', '.join([f'Partial({kind!r})', *['Replicate()'] * (axes - 1)])}]", [S0, *[R] * (axes - 1)]
-        call = f"local_map(a.{function}(0), out_placements={out}, in_placements=({placements_code(taken)},)), then its gradient"
-        yield PublicStep(
-            call, f"mapped_to_partial(x, lambda a: a.{function}(0), {kind!r})", EVEN, (tuple(taken),), group=kind
-        )
-
-
 def losses(axes: int) -> Iterator[PublicStep]:
     """What is computed under `loss_parallel`, also entered twice, of logits with images and with fewer classes than ranks."""
     for layout in layouts_on(axes, (R, S0, S1)):
@@ -368,7 +357,6 @@ VARIED_STEPS: dict[str, Generator] = {
     "DTensor.redistribute, strides": strides_of_moved,
     "tensor.distribute_tensor, strides": strides_of_distributed,
     "experimental.local_map, of any pieces": maps,
-    "experimental.local_map, of a reduction": partial_maps,
     "experimental.register_sharding, arguments": arguments,
     "experimental.register_sharding, ops with rules": replaced,
     "parallel.loss_parallel, what is within": losses,

@@ -209,8 +209,8 @@ def never_steps(patch):
 
 
 FAULTS = [
-    ("DTensor.from_local, of a reduction", doubles_gradients_of_pieces, "gradient of its pieces"),
-    ("experimental.local_map, of a reduction", doubles_gradients_of_maps, "Partial('sum')"),
+    ("DTensor.from_local", doubles_gradients_of_pieces, "gradient of its pieces"),
+    ("experimental.local_map", doubles_gradients_of_maps, "a.sum(0), out_placements=[Partial('sum')]"),
     ("parallel.PrepareModuleOutput, a tuple of one", doubles_results, "a tuple of one"),
     ("amp.GradScaler, a pending sum", never_steps, "a pending sum"),
     ("experimental.register_sharding, ops with rules", keeps_the_rules_of_torch, "replicas alone"),
