@@ -73,10 +73,10 @@ def _prior_call(sample: Sample, name: str, kind: str) -> str:
         call_with(sample, given | {name: value}, "") for value in (_others(given.get(name), kind) if mine else ())
     ]
     found = [(other, _metadata(other)) for other in others]
-    for read, of in ((0, ""), (1, f"{STRIDES}{CHAIN_SIGN}")):
+    for part, steps in ((0, ""), (1, f"{STRIDES}{CHAIN_SIGN}")):
         for other, theirs in found:
-            if mine and theirs and mine[read] != theirs[read]:
-                return of + prior_call_text(other.call)
+            if mine and theirs and mine[part] != theirs[part]:
+                return steps + prior_call_text(other.call)
     return ""
 
 

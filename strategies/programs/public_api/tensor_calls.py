@@ -144,11 +144,10 @@ def reduced_pieces(x: Any) -> list[Any]:
     Where several pieces hold the maximum, or the minimum, any of them may have the gradient.
     """
     right = "the gradient of each piece is that of the reduction"
-    if not isinstance(x, DTensor):
+    if not isinstance(x, DTensor) or not any(p.is_partial() for p in x.placements):
         return [x, right]
     mesh, layout = x.device_mesh, x.placements
-    axis = next(a for a, p in enumerate(layout) if p.is_partial())
-    kind: Any = layout[axis]
+    axis, kind = next((a, p) for a, p in enumerate(layout) if isinstance(p, Partial))
     given = x.to_local().detach().clone().requires_grad_()
     every: list[Any] = [None] * mesh.size(axis)
     dist.all_gather_object(every, given.detach(), group=mesh.get_group(axis))
