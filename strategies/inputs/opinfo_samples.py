@@ -35,10 +35,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor._util import drawn_samples, opinfo_list
 from localtensor.errors import error_in_one_line
-from strategies.model.arguments import reads_unchecked, trusts_caller
+from strategies.model.arguments import trusts_caller
 from strategies.model.call_signature import diverse_subset
 from strategies.model.kernels import copied_to
-from strategies.model.rule import Sample, call_of
+from strategies.model.rule import Sample, call_of, flat_results
 
 if TYPE_CHECKING:
     from torch.testing._internal.opinfo.core import OpInfo, SampleInput
@@ -142,8 +142,7 @@ def capture_calls(
                 except _REFUSALS as error:
                     failed[error_in_one_line(error, 100)] += 1
         recorder.wanted = lambda op: wanted(op) and trusts_caller(str(op))
-        trusting = any(map(trusts_caller, recorder.kept)) and not any(map(reads_unchecked, recorder.kept))
-        others = _with_operand_of_more_dims(few) if trusting else iter(())
+        others = _with_operand_of_more_dims(info, few) if any(map(trusts_caller, recorder.kept)) else iter(())
         for number, sample, what in itertools.islice(others, MOST_BROADCAST):
             with contextlib.suppress(*_REFUSALS):
                 _run(info, sample, recorder, f"{number}, {what},")
@@ -156,20 +155,40 @@ def _on_host(sample: Sample) -> Sample:
     return replace(sample, tensors=tuple(copied_to(x, "cpu") for x in sample.tensors))
 
 
-def _with_operand_of_more_dims(few: Sequence[tuple[int, SampleInput]]) -> Iterator[tuple[int, SampleInput, str]]:
+def _with_operand_of_more_dims(
+    info: OpInfo, few: Sequence[tuple[int, SampleInput]]
+) -> Iterator[tuple[int, SampleInput, str]]:
     """Samples with one more dim of the same size before the first of an operand: those of most dims, and the last operand, first.
 
     An op that trusts its caller gets no such form of ours, since it does not check how its operands broadcast: its caller does.
     """
     every: list[tuple[int, SampleInput, list[Any]]] = [(n, one, [one.input, *one.args]) for n, one in few]
     for number, sample, given in sorted(every, key=lambda one: -sum(x.ndim for x in one[2] if isinstance(x, Tensor))):
-        places = [i for i, x in enumerate(given) if isinstance(x, Tensor) and _usable(x) and x.ndim and len(x) > 1]
-        for i in reversed(places) if len(places) > 1 else ():
+        tensors = [x for x in given if isinstance(x, Tensor)]
+        if any(not _usable(x) or not (x.is_floating_point() or x.is_complex()) for x in tensors):
+            continue  # a kernel that reads where integers tell, such as pivots, may end the process
+        places = [i for i, x in enumerate(given) if isinstance(x, Tensor) and x.ndim and len(x) > 1]
+        for i in reversed(places) if len(tensors) > 1 else ():
             more = torch.stack([given[i].detach()] * len(given[i])).requires_grad_(given[i].requires_grad)
             made = copy.copy(sample)
             changed = [*given[:i], more, *given[i + 1 :]]
             made.input, made.args = changed[0], tuple(changed[1:])
-            yield number, made, f"operand {i} with one more dim"
+            if _broadcasts(info, sample, made):
+                yield number, made, f"operand {i} with one more dim"
+
+
+def _broadcasts(info: OpInfo, sample: SampleInput, more: SampleInput) -> bool:
+    """Whether the op takes an operand of one more dim for so many calls: batch norm reads a weight of more dims as one of few."""
+    try:
+        with torch.no_grad():
+            first, other = (info(one.input, *one.args, **one.kwargs) for one in (sample, more))
+    except _REFUSALS:
+        return False
+    pairs = [(a, b) for a, b in zip(*map(flat_results, (first, other)), strict=True) if isinstance(a, Tensor)]
+    if all(b.ndim == a.ndim for a, b in pairs):  # a sum of all elements shows nothing
+        return False
+    fits = all(a.shape == b.shape[b.ndim - a.ndim :] for a, b in pairs)
+    return fits and all(torch.allclose(a.expand(b.shape), b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in pairs)
 
 
 def _kernels(info: OpInfo, dtype: torch.dtype, device: str) -> Iterator[Callable[[], AbstractContextManager[object]]]:

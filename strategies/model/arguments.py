@@ -196,12 +196,7 @@ def trusts_caller(op: str) -> bool:
     """
     packet = op.split(".")[1]
     inner = re.match("_(?!_)|native_", packet) is not None or "backward" in packet
-    return inner or reads_unchecked(op)
-
-
-def reads_unchecked(op: str) -> bool:
-    """Whether an argument determines where the op reads in memory, which it does not check: nor do its callers."""
-    return any(word in a.name for a in schema_arguments(op) for word in _UNCHECKED)
+    return inner or any(word in a.name for a in schema_arguments(op) for word in _UNCHECKED)
 
 
 def argument_kind(argument: torch._C.Argument) -> str:

@@ -262,6 +262,22 @@ def test_an_op_that_trusts_its_caller_is_met_with_the_operands_of_more_dims_that
     assert set(more) == {"aten._unsafe_view.default"}  # the forms of all others are our own
 
 
+def test_an_operand_of_which_an_op_reads_the_first_elements_alone_gets_no_more_dims():
+    def images(dtype):
+        yield Input(numbers(2, 3, 4, dtype=dtype), (numbers(3, dtype=dtype),))
+
+    found, _ = captured(Info(lambda x, w: torch.nn.functional.batch_norm(x, None, None, w, training=True), images))
+    assert found and not any("one more dim" in one.origin for one in found)
+
+
+def test_an_op_that_takes_integers_gets_no_operand_of_more_dims():
+    def pivoted(dtype):
+        yield Input(torch.eye(3, dtype=dtype).expand(2, 3, 3), (torch.ones(2, 3, dtype=torch.int32).cumsum(1).int(),))
+
+    found, _ = captured(Info(lambda x, p: torch.lu_unpack(x.clone(), p)[2] * 1, pivoted))
+    assert found and not any("one more dim" in one.origin for one in found)
+
+
 @pytest.mark.parametrize("made", [
     torch.eye(3).to_sparse(),
     torch.zeros(opinfo_samples.MOST_NUMEL + 1),
