@@ -75,7 +75,8 @@ TRIES = 30
 def _sample(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> Sample:
     """A call that keeps a tensor and its layout, on which a public call follows; equal samples are one, so that they share an oracle."""
     steps = torch.arange(torch.Size(shape).numel())
-    values = (steps * 3 + 1) % FIRST_ROWS if kind == INDICES else steps * 2 - len(steps)
+    rising = 1 + steps * FIRST_ROWS // len(steps)  # the largest index of each rank is another one
+    values = (steps * 3 + 1) % rising if kind == INDICES else steps * 2 - len(steps)
     x = (values / 8 if dtype.is_floating_point else values).reshape(shape).to(dtype)
     return Sample(Call("aten.alias.default", (Leaf(0),)), (x,), "a public call of DTensor")
 
