@@ -1,6 +1,7 @@
 """The script of a cause: it shows the fault where there is one, and says so where there is none."""
 
 import ast
+import logging
 import subprocess
 import sys
 
@@ -8,12 +9,13 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
+from localtensor._util import pickling
 from strategies.model.cause import FAILED, RIGHT, SHOWS
 from strategies.model.rule import Call, Leaf
 from strategies.programs.run import follow_ups
 from strategies.sweep.causes.cause import Case
 from strategies.sweep.causes.reach import severity
-from strategies.sweep.causes.script import _SCRIPT, run, run_first_that_shows, scripts_of
+from strategies.sweep.causes.script import _SCRIPT, check_on_rank, run, run_first_that_shows, scripts_of
 from strategies.torch_api.rank_runs import RankProcesses
 from tests.strategies.sweep.causes.programs import CUMPROD, program
 
@@ -115,6 +117,13 @@ def test_a_script_starts_its_own_ranks_and_its_exit_code_tells(processes, tmp_pa
     path.write_text(found.script)
     ran = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == (code if found.verdict == SHOWS else 0), ran.stderr
+
+
+def test_what_torch_logs_of_a_refusal_is_not_shown_and_later_lines_are(caplog):
+    text = "import logging\ndef check():\n    logging.getLogger('torch').error('a traceback')\n    print('got 1')\n    return True\n"
+    assert pickling.loads(check_on_rank(pickling.dumps(text))) == (True, "got 1")
+    logging.getLogger("torch").error("another one")
+    assert [record.message for record in caplog.records] == ["another one"]
 
 
 def test_no_title_ends_the_docstring_of_a_script():
