@@ -43,7 +43,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 
 from localtensor._util.patching import replaced, wrapped
-from localtensor.layout import assemble, shorts, split
+from localtensor.layout import assemble, is_supported, shorts, split
 from strategies.model.kernels import REJECTIONS
 from strategies.torch_api.code_places import CodePlace, place_of, registered_place
 from strategies.torch_api.dtensor import propagator, registry_of
@@ -262,8 +262,8 @@ def piece(whole: Tensor, spec: DTensorSpec) -> Tensor:
 
 
 def redistributed(local: Tensor, source: DTensorSpec, target: DTensorSpec) -> Tensor | None:
-    """The piece under `target`, by a plain gather; None where a value would become, or stay, partial."""
-    if any(p.is_partial() for p in target.placements):
+    """The piece under `target`, by a plain gather; None where a value would become, or stay, partial, and of a placement of DTensor's own."""
+    if any(p.is_partial() for p in target.placements) or not all(map(is_supported, source.placements)):
         return None
     return piece(gathered(local, source), target)
 
@@ -345,7 +345,8 @@ def _on_whole_tensors(op: Any, args: Any, kwargs: Any, *, keep: bool) -> Any:
     mesh = next(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, DTensor)).device_mesh
 
     def whole(x: DTensor) -> Tensor:
-        made = gathered(x._local_tensor, x._spec)
+        plain = all(map(is_supported, x.placements))
+        made = gathered(x._local_tensor, x._spec) if plain else x.detach().full_tensor()
         owners[id(made)] = x
         return made
 

@@ -278,6 +278,20 @@ def test_the_op_that_a_program_begins_with_is_not_its_cause():
     assert (found.kind, found.place.name, found.op) == (PUBLIC_CALL, "assert_close", "")
 
 
+MASKED = program(
+    Call("aten.embedding.default", (Leaf(0), Leaf(1))), torch.arange(12.0).reshape(4, 3), torch.tensor([3, 0, 2]),
+    inputs=((Shard(0),), (Replicate(),)), then="transpose",
+)  # fmt: skip
+"""Its result has a placement of DTensor's own, of which our plain gather knows nothing."""
+
+
+def test_results_with_a_placement_of_dtensors_own_are_wrong_and_not_refused():
+    if torch.__version__.split(".")[:2] != ["2", "13"]:
+        pytest.skip("other versions have other faults")
+    found = caused_by(MASKED)
+    assert (found.kind, found.op, fault_class(found.reason)) == (RULE, "aten.embedding.default", "values")
+
+
 DOUBLE = program(
     Call("aten.alias.default", (Leaf(0),)),
     torch.tensor(0.5),
