@@ -346,7 +346,7 @@ def _on_whole_tensors(op: Any, args: Any, kwargs: Any, *, keep: bool) -> Any:
 
     def whole(x: DTensor) -> Tensor:
         plain = all(map(is_supported, x.placements))
-        made = gathered(x._local_tensor, x._spec) if plain else x.detach().full_tensor()
+        made = gathered(x._local_tensor, x._spec) if plain else x.full_tensor().detach()
         owners[id(made)] = x
         return made
 
