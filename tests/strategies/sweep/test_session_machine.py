@@ -161,7 +161,8 @@ def test_the_whole_tool_killed_in_the_middle_loses_nothing_that_was_written(go, 
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert (len(load_journal(tmp_path / "j").lines), load_journal(tmp_path / "j").cut != "") == (7, True)
     assert plain(go(resume=True)) == plain(whole[1])  # at once: whoever outlives it does not hold the journal
-    assert lines(tmp_path / "j") == lines(whole[0])
+    again, before = (sorted(lines(path), key=json.dumps) for path in (tmp_path / "j", whole[0]))
+    assert again == before  # which of two workers is done first is a matter of load
 
 
 def test_a_cut_line_is_told(go, whole, tmp_path):
