@@ -178,14 +178,15 @@ def _with_operand_of_more_dims(
 
 
 def _broadcasts(info: OpInfo, sample: SampleInput, more: SampleInput) -> bool:
-    """Whether the op takes an operand of one more dim for so many calls: batch norm reads a weight of more dims as one of few."""
+    """Whether a result has more dims, each with the values of before: batch norm reads the first elements of a weight of more dims."""
     try:
         with torch.no_grad():
             first, other = (info(one.input, *one.args, **one.kwargs) for one in (sample, more))
     except _REFUSALS:
         return False
-    pairs = [(a, b) for a, b in zip(*map(flat_results, (first, other)), strict=True) if isinstance(a, Tensor)]
-    if all(b.ndim == a.ndim for a, b in pairs):  # a sum of all elements shows nothing
+    outs = [[x for x in flat_results(out) if isinstance(x, Tensor)] for out in (first, other)]
+    pairs = [*zip(*outs, strict=False)]
+    if len(outs[0]) != len(outs[1]) or all(b.ndim == a.ndim for a, b in pairs):  # a sum of all elements shows nothing
         return False
     fits = all(a.shape == b.shape[b.ndim - a.ndim :] for a, b in pairs)
     return fits and all(torch.allclose(a.expand(b.shape), b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in pairs)
@@ -244,20 +245,20 @@ _REFUSALS = (
 """What torch raises for a sample that it cannot run in this build, on this device or for this dtype."""
 
 
-def _run(info: OpInfo, sample: SampleInput, recorder: _Recorder, number: str) -> None:
-    with recorder.stage(f"#{number} forward"):
+def _run(info: OpInfo, sample: SampleInput, recorder: _Recorder, label: str) -> None:
+    with recorder.stage(f"#{label} forward"):
         out = info(sample.input, *sample.args, **sample.kwargs)
     outs = [t for t in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(t, Tensor) and t.requires_grad]
     if outs:
         cotangents = [torch.randn_like(t) for t in outs]
-        with recorder.stage(f"#{number} backward"), torch.autograd.set_multithreading_enabled(False):
+        with recorder.stage(f"#{label} backward"), torch.autograd.set_multithreading_enabled(False):
             torch.autograd.backward(outs, cotangents)  # in this thread on a GPU, too
     inplace = info.inplace_variant
     if inplace is None or not isinstance(sample.input, Tensor) or sample.broadcasts_input:
         return
     with torch.no_grad():
         target = sample.input.detach().clone()
-        with recorder.stage(f"#{number} in place"):
+        with recorder.stage(f"#{label} in place"):
             inplace(target, *sample.args, **sample.kwargs)
 
 

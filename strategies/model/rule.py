@@ -327,9 +327,8 @@ def split_prior_call(then: str) -> tuple[str, str]:
 def then_text(then: str) -> str:
     """What stands after a call in a title: `, then sum`; a call before it comes `after` that: `, after a call with (x0, 2)`."""
     steps, prior = split_prior_call(then)
-    return (f", then {steps}" if steps else "") + (
-        f", after a call with {prior.removeprefix('again')}" if prior else ""
-    )
+    after = f", after a call with {prior.removeprefix('again')}" if prior else ""
+    return (f", then {steps}" if steps else "") + after
 
 
 def placements_text(placements: tuple[Placement, ...]) -> str:

@@ -22,7 +22,7 @@ from strategies.programs import mesh_programs as redistributions
 from strategies.programs import mesh_validation
 from strategies.programs.chains import chain_programs, is_drawn, on_fresh_tensor, wrong_chains
 from strategies.programs.mesh_validation import Claimed, Found
-from strategies.programs.prior_calls import of_most_dims, prior_call_programs, without_prior_call
+from strategies.programs.prior_calls import first_of_two_dims, prior_call_programs, steps_alone
 from strategies.programs.public_api import drawing as public_api
 from strategies.programs.public_api.table import without_programs
 from strategies.programs.random_laws import wrong_program_candidate
@@ -172,7 +172,7 @@ def wrong_programs(tried: Sequence[Program]) -> list[tuple[Program, Confirmation
     """
     played = list(zip(tried, run_simulated_programs(tried), strict=True))
     wrong = _as_plain_gradients([(p, found) for p, found in played if found.wrong and p.then])
-    alone = run_simulated_programs([replace(p, then=without_prior_call(p)) for p, _ in wrong])
+    alone = run_simulated_programs([replace(p, then=steps_alone(p)) for p, _ in wrong])
     left = [(p, found, one) for (p, found), one in zip(wrong, alone, strict=True) if not one.wrong]
     fresh = [
         on_fresh_tensor(replace(p, then=""), one, p.then) if p.then in RESULT_STEPS else None for p, _, one in left
@@ -330,7 +330,7 @@ def _pairs(
     ):  # views are of no op in particular
         tried += view_programs(sample, mesh, task.seed)
     inputs = [line[0] for line in _lines(sample, lines)]
-    if sample is of_most_dims(task.samples, dtype_class(sample)):
+    if sample is first_of_two_dims(task.samples, dtype_class(sample)):
         tried += prior_call_programs(sample, inputs, mesh, task.seed)
     chained = chain_programs(sample, inputs, mesh, seed=task.seed, most=chains)
     # An op with a handler is tried so by itself.

@@ -69,13 +69,13 @@ def _of_images(sample: Sample) -> Sample:
 def _prior_call(sample: Sample, name: str, kind: str) -> str:
     """The step of a call before with another value of that argument; "" if none changes the metadata."""
     given, mine = argument_values(sample), _metadata(sample)
-    others = [
-        call_with(sample, given | {name: value}, "") for value in (_others(given.get(name), kind) if mine else ())
-    ]
+    if mine is None:
+        return ""
+    others = [call_with(sample, given | {name: value}, "") for value in _others(given.get(name), kind)]
     found = [(other, _metadata(other)) for other in others]
     for part, steps in ((0, ""), (1, f"{STRIDES}{CHAIN_SIGN}")):
         for other, theirs in found:
-            if mine and theirs and mine[part] != theirs[part]:
+            if theirs is not None and mine[part] != theirs[part]:
                 return steps + prior_call_text(other.call)
     return ""
 
@@ -92,7 +92,7 @@ def _others(value: object, kind: str) -> tuple[Any, ...]:
 
 
 def _metadata(sample: Sample) -> tuple[Metadata, Strides] | None:
-    """The shapes and dtypes of the results on whole tensors, and strides of more than one step; None if the op refuses the call."""
+    """Shapes and dtypes of the results on whole tensors, and strides of dims of more than one element; None if the op refuses the call."""
     try:
         with torch.no_grad():
             _, outs = run_call(sample.call, [x.clone() for x in sample.tensors], mutates=mutates(sample.op))
@@ -106,13 +106,13 @@ def _metadata(sample: Sample) -> tuple[Metadata, Strides] | None:
     return shapes, steps
 
 
-def without_prior_call(program: Program) -> str:
-    """The steps that are right if the call before is at fault: those after it, and none where there is no such call."""
+def steps_alone(program: Program) -> str:
+    """The steps that must be right for the program to be a finding: those beside a prior call, or none, which leaves the op alone."""
     steps, prior = split_prior_call(program.then)
     return steps if prior else ""
 
 
-def of_most_dims(samples: Sequence[Sample], kind: str) -> Sample:
-    """The first sample of this class of dtypes with a tensor of two dims, in which more arguments have an effect; else the first."""
+def first_of_two_dims(samples: Sequence[Sample], kind: str) -> Sample:
+    """The first sample of this class of dtypes with a tensor of two dims or more, on which more arguments have an effect; else the first."""
     own = [one for one in samples if dtype_class(one) == kind]
     return next((one for one in own if any(x.ndim > 1 and x.numel() for x in one.tensors)), own[0])

@@ -139,7 +139,7 @@ def from_local(x: Any, sized: bool = False, coming: Sequence[Placement] | None =
 
 
 def reduced_pieces(x: Any) -> list[Any]:
-    """`DTensor.from_local` of the pieces of a pending reduction along one axis, and of which function their gradient is, as text.
+    """`DTensor.from_local` of the pieces of a pending reduction along one axis, and whether their gradient is that of the reduction, as text.
 
     Where several pieces hold the maximum, or the minimum, any of them may have the gradient.
     """

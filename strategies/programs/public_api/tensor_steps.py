@@ -117,7 +117,7 @@ def from_local(axes: int) -> Iterator[PublicStep]:
 
 
 def _fits_pieces(grad_placements: Layout | None, x: Tensor, layout: Layout) -> bool:
-    """The same for pieces of which a DTensor is made: where a maximum is pending, the gradient of one depends on the others, which `reduced_pieces` shows."""
+    """`_fits_gradient` for `from_local`, without averages, maxima and products: `reduced_pieces` tests the gradient of their pieces."""
     return _fits_gradient(grad_placements, x, layout) and not any(p.is_partial() and p != SUM for p in layout)
 
 

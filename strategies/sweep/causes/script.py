@@ -347,11 +347,12 @@ def check_on_rank(sent: bytes) -> bytes:
     """Run `check` of the pickled script on this rank.  Returns, pickled, whether the fault shows, and what was printed."""
     scope = {"__name__": "cause"}
     printed = io.StringIO()
+    before = logging.root.manager.disable  # these processes may have it off for good
     logging.disable()  # torch logs the traceback of every refusal, which is what some scripts show
     try:
         with contextlib.redirect_stdout(printed):
             exec(compile(pickling.loads(sent), "<cause>", "exec"), scope)  # noqa: S102  # a script of our own making
             wrong = bool(scope["check"]())  # type: ignore[operator]
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)
     return pickling.dumps((wrong, printed.getvalue().strip()))

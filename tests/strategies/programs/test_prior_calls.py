@@ -52,43 +52,47 @@ def test_placements_are_those_of_the_first_claim_or_replicas():
     assert [program.inputs for program in prior_call_programs(one, [], (2,), 0)] == [((Replicate(),),)]
 
 
-def strategy(schema):
+def planted(name, arguments, run, strategy, info):
+    """The name of a new op with this kernel, and this strategy, of which the registration names what `info` says."""
+    LIB.define(f"{name}({arguments}) -> Tensor")
+    for kind in ("CPU", "Meta"):
+        LIB.impl(name, run, kind)
+    dtensor.propagator().register_op_strategy(overload(f"planted.{name}.default"), strategy, info)
+    return f"planted.{name}.default"
+
+
+def rows(schema):
     spec = schema.args_schema[0].strategies[0].output_spec
-    wanted = DTensorSpec(spec.mesh, (Shard(0),), tensor_meta=spec.tensor_meta)
-    return OpStrategy([OpSpec(wanted, input_specs=(wanted,), redistribute_cost=[[0.0]])])
+    return one_line(DTensorSpec(spec.mesh, (Shard(0),), tensor_meta=spec.tensor_meta))
+
+
+def as_it_is(schema):
+    return one_line(schema.args_schema[0].strategies[0].output_spec)
+
+
+def one_line(spec):
+    return OpStrategy([OpSpec(spec, input_specs=(spec,), redistribute_cost=[[0.0]])])
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["forgotten", "named"])
 def test_an_argument_that_a_registration_does_not_name_is_found(named):
-    name = f"columns_{'named' if named else 'forgotten'}"
-    LIB.define(f"{name}(Tensor x, int n) -> Tensor")
-    for kind in ("CPU", "Meta"):
-        LIB.impl(name, lambda x, n: x[:, :n].clone(), kind)
-    op = overload(f"planted.{name}.default")
-    dtensor.propagator().register_op_strategy(op, strategy, RuntimeSchemaInfo(1) if named else None)
-    programs = prior_call_programs(sample(f"planted.{name}.default", X, 3), [(Shard(0),)], (2,), 0)
+    info = RuntimeSchemaInfo(1) if named else None
+    op = planted(f"columns_{named}", "Tensor x, int n", lambda x, n: x[:, :n].clone(), rows, info)
+    programs = prior_call_programs(sample(op, X, 3), [(Shard(0),)], (2,), 0)
     assert [program.then for program in programs] == ["again(x0, 4)"]
     [found] = run_simulated_programs(programs)
     assert found.refused.startswith("WrongPieceShape") is not named
 
 
-def _as_it_is(schema):
-    spec = schema.args_schema[0].strategies[0].output_spec
-    return OpStrategy([OpSpec(spec, input_specs=(spec,), redistribute_cost=[[0.0]])])
+def laid(x, memory_format=None):
+    return x.clone(memory_format=memory_format or torch.preserve_format)
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["forgotten", "named"])
 def test_a_memory_format_that_a_registration_does_not_name_is_found_by_the_strides(named):
-    name = f"laid_{'named' if named else 'forgotten'}"
-    LIB.define(f"{name}(Tensor x, *, MemoryFormat? memory_format=None) -> Tensor")
-    for kind in ("CPU", "Meta"):
-        LIB.impl(
-            name, lambda x, memory_format=None: x.clone(memory_format=memory_format or torch.preserve_format), kind
-        )
-    op = overload(f"planted.{name}.default")
     info = RuntimeSchemaInfo(static_kwargkey=["memory_format"]) if named else None
-    dtensor.propagator().register_op_strategy(op, _as_it_is, info)
-    programs = prior_call_programs(sample(f"planted.{name}.default", X), [(Shard(0),)], (2,), 0)
+    op = planted(f"laid_{named}", "Tensor x, *, MemoryFormat? memory_format=None", laid, as_it_is, info)
+    programs = prior_call_programs(sample(op, X), [(Shard(0),)], (2,), 0)
     assert [program.then for program in programs] == ["strides | again(x0, memory_format=torch.channels_last)"]
     found = wrong_programs(programs)
     assert [program.then for program, _ in found] == [program.then for program in programs if not named]

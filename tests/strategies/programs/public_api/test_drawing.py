@@ -285,3 +285,10 @@ def test_a_sequence_has_three_dims():
     (step, *_) = [s for s in public_steps("parallel.SequenceParallel", 1) if "LayerNorm" in s.call]
     with pytest.raises(ValueError, match="three dims, and this tensor has 2"):
         follow_up(PUBLIC + step.call).apply([torch.ones(2, 3)])
+
+
+@pytest.mark.parametrize("shape", drawing.SHAPES[drawing.INDICES])
+def test_the_largest_index_is_not_the_same_on_all_ranks(shape):
+    x = drawing._sample(drawing.INDICES, shape, torch.int64).tensors[0]
+    assert len({int(piece.max()) for piece in x.chunk(2)}) == 2
+    assert int(x.min()) >= 0 and int(x.max()) < drawing.FIRST_ROWS

@@ -252,6 +252,16 @@ def test_a_planted_fault_is_found_by_these_programs_and_not_by_those_of_the_name
         assert plain == again
 
 
+@pytest.mark.parametrize("loss", [
+    "F.cross_entropy times a pending sum", "the gradient of F.cross_entropy", "F.nll_loss of log-probabilities",
+])  # fmt: skip
+def test_what_loss_parallel_gets_wrong_is_found(loss):
+    if torch.__version__.split(".")[:2] != ["2", "13"]:
+        pytest.skip("other versions have other faults")
+    found = found_by("parallel.loss_parallel, what is within", turns=8)
+    assert any(f", then {loss} of logits" in program and "differs" in why for program, why in found.items())
+
+
 def test_faults_of_unlike_aspects_are_not_one():
     every = [step for name in ("parallel.SequenceParallel, modules kept", "parallel.loss_parallel, what is within")
              for step in public_steps(name, 1)]  # fmt: skip

@@ -290,6 +290,10 @@ def test_results_with_a_placement_of_dtensors_own_are_wrong_and_not_refused():
         pytest.skip("other versions have other faults")
     found = caused_by(MASKED)
     assert (found.kind, found.op, fault_class(found.reason)) == (RULE, "aten.embedding.default", "values")
+    with counterfactuals.op_replaced(
+        torch.ops.aten.transpose.int, keep=False
+    ):  # of the whole tensor, which DTensor gathers
+        assert fault_of(outcome(program_work(MASKED))) == ""
 
 
 DOUBLE = program(

@@ -124,6 +124,12 @@ def test_what_torch_logs_of_a_refusal_is_not_shown_and_later_lines_are(caplog):
     assert pickling.loads(check_on_rank(pickling.dumps(text))) == (True, "got 1")
     logging.getLogger("torch").error("another one")
     assert [record.message for record in caplog.records] == ["another one"]
+    logging.disable()  # as the ranks of a sweep have it
+    try:
+        check_on_rank(pickling.dumps(text))
+        assert not logging.getLogger("torch").isEnabledFor(logging.ERROR)
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def test_no_title_ends_the_docstring_of_a_script():
