@@ -57,6 +57,7 @@ class KindMismatch(CollectiveMismatch):
     """Ranks call different collectives, or the same ones in another order."""
 
     FACT = "{call.kind}"
+    ARGUMENT = "kind"
     PROBLEM = "the ranks of a group must call the same collectives in the same order"
     REMEDY = "Look above these lines for a branch or a loop that depends on the rank, and call the same on every rank."
 

@@ -178,6 +178,9 @@ def _recorded(options: TorchrunOptions, codes: dict[int, int]) -> "Iterator[Reco
     from localtensor.runner.trace.summary import axes_texts, summary_lines
 
     def summarize(recording: Any, clock: Any) -> None:
+        for what, path in (("trace", options.trace), ("page", options.html)):
+            if path is not None:
+                _print_error(f"localtensor run: the {what} is in {path}.")
         for text in axes_texts(clock):
             _print_error(f"localtensor run: topology: {text}.")
         if options.summary:

@@ -7,6 +7,7 @@ The last part is what a command prints, the files it writes, and its exit code.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -123,6 +124,7 @@ class CausesOptions:
     json: Annotated[Path | None, Option("--json", help="Write the causes here.")] = None
     repro: Annotated[Path | None, Option("--repro", help="Write the script of every cause into this folder.")] = None
     again: Annotated[bool, Option("--again", help="Look for the causes anew, although the journal has them.")] = False
+    rules: Annotated[str, Option("--rules", help="The module that registers the rules, as it was given to `localtensor validate`: only then is it imported.")] = "dtensor"
     seed: Seed = 0
     workers: Workers = None
     quiet: Quiet = False
@@ -136,6 +138,8 @@ class CausesOptions:
     def check(self) -> None:
         if len(self.what) == 1 and Path(self.what[0]).is_file():
             check_first_line(Path(self.what[0]), "localtensor causes")
+        else:
+            check_rules(self.rules, os.getcwd())
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +173,7 @@ class RunOptions:
     module: Annotated[bool, Option("-m", "--module", help="SCRIPT is the name of a module.")] = False
     schedule: Annotated[str | None, Option("--schedule", help="Who runs next: round_robin, or the text after `Replay:`.", show_default=False)] = None
     seed: Annotated[int, Option("--seed", help="Where the random generators of every rank start.")] = 0
-    timeout: Annotated[float, Option("--timeout", help="Seconds for the whole run; 0 is no limit.")] = 0.0
+    timeout: Annotated[float, Option("--timeout", envvar="LOCALTENSOR_TIMEOUT", help="Seconds for the whole run; 0 is no limit.")] = 0.0
     prefix: Annotated[bool, Option("--prefix/--no-prefix", help="Each line of output names its rank.")] = True
     faults: Annotated[str | None, Option("--faults", metavar="TEXT", help='Faults on purpose: "kill={2: 5}, restart=1", or what `Replay:` says.', show_default=False)] = None
     explain_isolation: Annotated[bool, Option("--explain-isolation", help="At the end, list what ranks share, and why.")] = False
@@ -203,7 +207,7 @@ class CompareOptions:
     mesh: Annotated[str, Option("--mesh", metavar="AXES", help="The axes of the ranks: dp=2,tp=4.  [default: those of the script's process groups]", show_default=False)] = ""
     on: Annotated[str, Option("--on", help="The ranks of both scripts: threads, or gloo for real processes.")] = "threads"
     seed: Annotated[int, Option("--seed", help="Where the random generators of every rank start.")] = 0
-    timeout: Annotated[float, Option("--timeout", help="Seconds for each run of a script; 0 is no limit.")] = 0.0
+    timeout: Annotated[float, Option("--timeout", envvar="LOCALTENSOR_TIMEOUT", help="Seconds for each run of a script; 0 is no limit.")] = 0.0
     json: Annotated[Path | None, Option("--json", help="Write the whole report here.", show_default=False)] = None
     html: Annotated[Path | None, Option("--html", help="Write a page here: the modules, coloured by divergence, step by step.", show_default=False)] = None
     quiet: Quiet = False

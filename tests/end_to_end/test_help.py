@@ -36,6 +36,7 @@ EXIT_CODES = {
     "localtensor merge *.jsonl --json report.json": 0,
     "localtensor coverage sweep.jsonl": 0,
     "localtensor causes sweep.jsonl --repro scripts": 0,
+    "localtensor causes sweep.jsonl --rules my_rules": 0,
     "localtensor report sweep.jsonl -o report.html": 0,
     "localtensor run -n 8 train.py": 0,
     "localtensor cost rule aten.add.Tensor": 0,
@@ -130,7 +131,10 @@ QUICK = "localtensor validate --rules my_rules --ranks 2 --dtype int64 --confirm
 BEFORE = {
     "localtensor merge 1.jsonl 2.jsonl 3.jsonl 4.jsonl": [f"{QUICK} {n}.jsonl --shard {n}/4" for n in range(1, 5)],
     "localtensor coverage sweep.jsonl": [f"{QUICK} sweep.jsonl"],
-    "localtensor causes sweep.jsonl --repro scripts": [f"{QUICK} sweep.jsonl"],
+    "localtensor causes sweep.jsonl --repro scripts": [
+        f"{QUICK.replace('--rules my_rules', 'aten.neg.default')} sweep.jsonl"
+    ],
+    "localtensor causes sweep.jsonl --rules my_rules": [f"{QUICK} sweep.jsonl"],
 }
 """What has to be typed before an example."""
 DRIVER = """

@@ -34,6 +34,7 @@ def run(options: CausesOptions) -> int:
     try:
         with progress_bar(error_console(), options.quiet) as progress:
             read = _lines(options, progress)
+            _check_rules(options, read)
             records = None if options.again else kept(read)
             computed = records is None
             if records is None:
@@ -59,6 +60,16 @@ def run(options: CausesOptions) -> int:
     return fail(lost, NOTHING) if lost else code
 
 
+def _check_rules(options: CausesOptions, read: journal.JournalLines) -> None:
+    """Raises `BadSetting` where the module of the journal's rules is not the one that the user asks to import."""
+    found = str(read.begin["rules"])
+    if found == options.rules or (options.rules == "dtensor" and not options.again and kept(read) is not None):
+        return
+    which = "DTensor's own" if found == "dtensor" else f"those of {found}, which would be imported"
+    remedy = "Leave --rules out." if found == "dtensor" else f"Pass --rules {found} if you trust that module."
+    raise BadSetting("--rules", options.rules, f"the journal's rules are {which}", remedy, CALL)
+
+
 def _kept_in_journal(options: CausesOptions, records: Sequence[CauseRecord]) -> str:
     """Add the causes to the journal.  Returns why they are not in it on a full disk; a journal of others is left alone."""
     try:
@@ -75,7 +86,12 @@ def _lines(options: CausesOptions, progress: Progress) -> journal.JournalLines:
     if len(options.what) == 1 and Path(options.what[0]).exists():
         return journal.load_journal(Path(options.what[0]), CALL)
     settings = Settings(
-        patterns=options.what, pairs=True, meshes=MESHES, seed=options.seed, workers=worker_count(options.workers)
+        patterns=options.what,
+        pairs=True,
+        meshes=MESHES,
+        rules=options.rules,
+        seed=options.seed,
+        workers=worker_count(options.workers),
     )
     prepare_confirmation(settings.confirm)
     with journal.open_journal(None, resume=False) as made:

@@ -12,7 +12,7 @@ from localtensor.errors import LocalTensorError, NoRanks, NoSuchScript
 from localtensor.runner.torchrun import TorchrunOptions, checked_script
 from strategies.base.options import BadOption
 from strategies.base.progress import error_console
-from strategies.base.signals import EXIT_CLEAN, EXIT_NOTHING, EXIT_USAGE, EXIT_WRONG
+from strategies.base.signals import EXIT_CLEAN, EXIT_NOTHING, EXIT_USAGE, EXIT_WRONG, print_error
 from strategies.cli.options import CompareOptions, deliver_text, fail
 
 if TYPE_CHECKING:
@@ -50,7 +50,10 @@ def run(options: CompareOptions) -> int:
         return fail(str(error), EXIT_NOTHING)
     files = [(options.json, as_json(done))] if options.json is not None else []
     files += [(options.html, done.as_html())] if options.html is not None else []
-    return deliver_text(f"{done}\n", files, EXIT_CLEAN if done.divergence is None else EXIT_WRONG)
+    code = deliver_text(f"{done}\n", files, EXIT_CLEAN if done.divergence is None else EXIT_WRONG)
+    if options.html is not None and code != EXIT_NOTHING:
+        print_error(f"{CALL}: the page is in {options.html}.")
+    return code
 
 
 def _check_reference(script: TorchrunOptions) -> None:

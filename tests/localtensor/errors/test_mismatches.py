@@ -40,7 +40,7 @@ CASES = {
         "  ranks 0, 2: all_reduce #4 of f32[3,2] on cpu, in group 0 (ranks 0, 1, 2), at a.py:3 in f"),
     "kind": Case(
         errors.KindMismatch([call(0), call(1, kind="broadcast", root=0, place=THERE), call(2)], [call(0, number=3)]),
-        "call #4 in group 0: call: broadcast on rank 1, all_reduce on ranks 0, 2: the ranks of a group must call "
+        "call #4 in group 0: kind: broadcast on rank 1, all_reduce on ranks 0, 2: the ranks of a group must call "
         "the same collectives in the same order. Look above these lines for a branch or a loop that depends on "
         "the rank, and call the same on every rank.\n"
         "Likely culprit: rank 1; ranks 0, 2 agree.\n"

@@ -240,7 +240,7 @@ def test_two_collectives_of_one_group_that_one_rank_swaps_are_a_mismatch(fsdp_gr
     with pytest.raises(errors.KindMismatch) as caught:
         lt.check_graphs(changed(fsdp_graphs, swap, [1]), groups=WORLD)
     text = str(caught.value)
-    assert "call #2 in group 0: call: all_gather_into_tensor on rank 0, reduce_scatter_tensor on rank 1" in text
+    assert "call #2 in group 0: kind: all_gather_into_tensor on rank 0, reduce_scatter_tensor on rank 1" in text
     assert "Graphs:\n  rank 0: line " in text
     assert "reduce_scatter_tensor = _c10d_functional.reduce_scatter_tensor.default(" in text
 

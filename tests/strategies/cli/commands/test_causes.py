@@ -140,3 +140,44 @@ def test_a_line_of_causes_that_this_version_does_not_write_is_named(journal, com
         file.write(json.dumps({"kind": "causes", "torch": "2.13.0", "shard": None, "causes": [{"colour": 1}]}) + "\n")
     assert run(journal) == 2
     assert "a line does not hold what a journal's does (TypeError" in capsys.readouterr().err
+
+
+RULES = """
+import torch
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.experimental import register_sharding
+
+
+@register_sharding(torch.ops.aten.cumprod.default)
+def cumprod(*args, **kwargs):
+    return [([Replicate()], [Replicate()] + [None] * (len(args) + len(kwargs) - 1))]
+
+
+open("imported", "w").close()
+"""
+
+
+def test_the_module_that_a_journal_names_is_imported_only_where_the_user_names_it_too(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "their_rules.py").write_text(RULES)
+    path = journals.write(tmp_path / "s.jsonl", journals.begin(rules="their_rules.py"), journals.lines())
+    assert run(path) == 2
+    said = capsys.readouterr()
+    assert not (tmp_path / "imported").exists() and not said.out
+    assert "--rules: dtensor: the journal's rules are those of their_rules.py" in said.err
+    assert "Pass --rules their_rules.py if you trust that module." in said.err
+    assert run(path, rules="other.py") == 2
+    assert "--rules: other.py: the journal's rules are those of their_rules.py" in capsys.readouterr().err
+    assert run(path, rules="their_rules.py", workers=1) in (0, 1)
+    assert (tmp_path / "imported").exists()
+
+
+def test_causes_that_a_journal_holds_need_no_module(tmp_path, computed, capsys):
+    path = journals.write(tmp_path / "s.jsonl", journals.begin(rules="their_rules"), journals.lines())
+    assert run(path, rules="their_rules") == 1
+    assert run(path) == 1 and len(computed) == 1
+    assert run(path, again=True) == 2 and len(computed) == 1
+    own = journals.write(tmp_path / "o.jsonl", journals.begin(), journals.lines())
+    capsys.readouterr()
+    assert run(own, rules="their_rules") == 2
+    assert "the journal's rules are DTensor's own. Leave --rules out." in capsys.readouterr().err

@@ -72,6 +72,7 @@ def test_a_forgotten_all_reduce_is_1_and_named(compare, tmp_path):
     written = json.loads((tmp_path / "out.json").read_text())
     assert written["divergence"]["layout"] == "P(sum)"
     assert "differs from train.py -n 1" in (tmp_path / "out.html").read_text()
+    assert "localtensor compare: the page is in out.html.\n" in done.output
 
 
 @pytest.mark.parametrize(("words", "said"), [

@@ -1,6 +1,7 @@
 """`localtensor run` with a trace, a page and a topology."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -53,6 +54,7 @@ def test_a_trace_a_page_and_a_summary_of_one_run(script):
     assert done.returncode == 0, done.stderr
     assert json.loads((script / "t.json").read_text())["otherData"]["ranks"] == 2
     assert planned("f32[64,64] @ tp=2: S(1) -> S(0)") in (script / "p.html").read_text().replace("&gt;", ">")
+    assert "localtensor run: the trace is in t.json.\nlocaltensor run: the page is in p.html.\n" in done.stderr
     assert "largest implicit  16.4 kB in 2, train.py:7 in <module>: f32[64,64] @ tp=2: S(1) -> S(0)" in done.stderr
 
 
@@ -122,3 +124,15 @@ def test_bad_options_end_with_one_sentence_before_the_run(script, words, problem
     done = warm.run([*COMMAND, *words, "train.py"], cwd=script)
     assert done.returncode == 2 and problem in done.stderr and done.stdout == ""
     assert (script / "train.py").read_text() == "print('it ran')"
+
+
+def test_the_limit_of_the_environment_holds_where_none_is_given(script):
+    (script / "endless.py").write_text("while True: pass")
+    done = warm.run([*COMMAND, "endless.py"], cwd=script, env={**os.environ, "LOCALTENSOR_TIMEOUT": "0.5"})
+    assert done.returncode == 1 and "NeverEnded: run: timeout: timeout=0.5" in done.stderr
+    done = warm.run(
+        [*COMMAND, "--timeout", "60", "train.py"], cwd=script, env={**os.environ, "LOCALTENSOR_TIMEOUT": "much"}
+    )
+    assert done.returncode == 0, done.stderr
+    done = warm.run([*COMMAND, "train.py"], cwd=script, env={**os.environ, "LOCALTENSOR_TIMEOUT": "much"})
+    assert done.returncode == 2 and "'LOCALTENSOR_TIMEOUT'" in done.stderr
