@@ -267,8 +267,8 @@ CAUSES_EXAMPLES = """Examples:
       the causes of a sweep's findings, and their scripts
   localtensor causes cumprod nn.functional.mse_loss
       validate these ops first
-  localtensor causes sweep.jsonl --rules my_rules
-      the causes of a sweep that was made with --rules
+  localtensor causes own.jsonl --rules my_rules
+      the causes of a run that was made with --rules
 
 Exit codes: 0 no finding; 1 a cause; 2 a file that is no journal, an unknown op, or a journal of other --rules; 3 nothing was tested.
 """

@@ -36,7 +36,7 @@ EXIT_CODES = {
     "localtensor merge *.jsonl --json report.json": 0,
     "localtensor coverage sweep.jsonl": 0,
     "localtensor causes sweep.jsonl --repro scripts": 0,
-    "localtensor causes sweep.jsonl --rules my_rules": 0,
+    "localtensor causes own.jsonl --rules my_rules": 0,
     "localtensor report sweep.jsonl -o report.html": 0,
     "localtensor run -n 8 train.py": 0,
     "localtensor cost rule aten.add.Tensor": 0,
@@ -127,14 +127,13 @@ FILES = {
     "my_rules.py": RULES, "train.py": TRAIN, "my_package/__init__.py": "", "my_package/train.py": TRAIN,
     "my_package/my_costs.py": "def price(src, dst):\n    return float(src != dst)\n",
 }  # fmt: skip
-QUICK = "localtensor validate --rules my_rules --ranks 2 --dtype int64 --confirm none -q --journal"
+QUICK = "-q --ranks 2 --dtype int64 --confirm none --journal"
+OWN = f"localtensor validate --rules my_rules {QUICK}"
+TORCH = f"localtensor validate aten.neg.default {QUICK}"
 BEFORE = {
-    "localtensor merge 1.jsonl 2.jsonl 3.jsonl 4.jsonl": [f"{QUICK} {n}.jsonl --shard {n}/4" for n in range(1, 5)],
-    "localtensor coverage sweep.jsonl": [f"{QUICK} sweep.jsonl"],
-    "localtensor causes sweep.jsonl --repro scripts": [
-        f"{QUICK.replace('--rules my_rules', 'aten.neg.default')} sweep.jsonl"
-    ],
-    "localtensor causes sweep.jsonl --rules my_rules": [f"{QUICK} sweep.jsonl"],
+    "localtensor merge 1.jsonl 2.jsonl 3.jsonl 4.jsonl": [f"{OWN} {n}.jsonl --shard {n}/4" for n in range(1, 5)],
+    "localtensor coverage sweep.jsonl": [f"{TORCH} sweep.jsonl"],
+    "localtensor causes own.jsonl --rules my_rules": [f"{OWN} own.jsonl"],
 }
 """What has to be typed before an example."""
 DRIVER = """
