@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from localtensor.layout.tolerance import DOUBLE_OF, is_inexact, max_abs, measured_slack, widen_slack
+from localtensor.layout.tolerance import DOUBLE_OF, MAX_JUMP_SHARE, is_inexact, max_abs, measured_slack, widen_slack
 from localtensor.testing.compare.find_layout import (
     REPLICATED,
     AxisLayout,
@@ -153,6 +153,20 @@ def slack_of_update(start: Tensor, value: Tensor, other: Tensor, coarse: float =
     moved = (value - start).abs()
     slack = measured_slack(moved, (moved + noise,), coarse)
     return None if slack is None else slack + ROUNDINGS_OF_UPDATE * eps * max_abs(value)
+
+
+def is_noise(value: Tensor, slack: Tensor) -> bool:
+    """Whether a value is rounding alone: more than half of its elements jump, zeros that do not jump left out.
+
+    Such a zero may be there for good, behind a ReLU, or by chance, in a gradient that is zero but for rounding.
+
+    >>> is_noise(torch.tensor([0.0, 0.0, 3e-9]), torch.tensor([0.0, 0.0, torch.inf]))
+    True
+    >>> is_noise(torch.tensor([1.0, 2.0, 0.5]), torch.tensor([0.0, 0.0, torch.inf]))
+    False
+    """
+    jumps = slack.isinf()
+    return bool(jumps.all()) or int(jumps.sum()) > MAX_JUMP_SHARE * int((jumps | (value != 0)).sum())
 
 
 @dataclass
