@@ -156,17 +156,21 @@ def slack_of_update(start: Tensor, value: Tensor, other: Tensor, coarse: float =
 
 
 def is_noise(value: Tensor, slack: Tensor) -> bool:
-    """Whether a value is rounding alone: more than half of its elements jump, zeros that do not jump left out.
+    """Whether a value is rounding alone: more than half of its elements jump.  Zeros of a float that stay are not counted.
 
     Such a zero may be there for good, behind a ReLU, or by chance, in a gradient that is zero but for rounding.
+    `slack` is that of `measured_slack`.
 
     >>> is_noise(torch.tensor([0.0, 0.0, 3e-9]), torch.tensor([0.0, 0.0, torch.inf]))
     True
     >>> is_noise(torch.tensor([1.0, 2.0, 0.5]), torch.tensor([0.0, 0.0, torch.inf]))
     False
+    >>> is_noise(torch.tensor([0, 0, 1]), torch.tensor([0.0, 0.0, torch.inf]))
+    False
     """
     jumps = slack.isinf()
-    return bool(jumps.all()) or int(jumps.sum()) > MAX_JUMP_SHARE * int((jumps | (value != 0)).sum())
+    counted = int((jumps | (value != 0)).sum()) if is_inexact(value) else value.numel()
+    return bool(jumps.all()) or int(jumps.sum()) > MAX_JUMP_SHARE * counted
 
 
 @dataclass

@@ -124,7 +124,7 @@ class CausesOptions:
     json: Annotated[Path | None, Option("--json", help="Write the causes here.")] = None
     repro: Annotated[Path | None, Option("--repro", help="Write the script of every cause into this folder.")] = None
     again: Annotated[bool, Option("--again", help="Look for the causes anew, although the journal has them.")] = False
-    rules: Annotated[str, Option("--rules", help="The module that registers the rules, as it was given to `localtensor validate`: only then is it imported.")] = "dtensor"
+    rules: Annotated[str, Option("--rules", help="The module that was given to `localtensor validate --rules`: it is imported only if it is named here.")] = "dtensor"
     seed: Seed = 0
     workers: Workers = None
     quiet: Quiet = False
@@ -138,8 +138,7 @@ class CausesOptions:
     def check(self) -> None:
         if len(self.what) == 1 and Path(self.what[0]).is_file():
             check_first_line(Path(self.what[0]), "localtensor causes")
-        else:
-            check_rules(self.rules, os.getcwd())
+        check_rules(self.rules, os.getcwd())
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,14 @@ from localtensor.testing.compare.comparison import (
     notes_of_values,
     nothing_compared,
 )
-from localtensor.testing.compare.divergence import ALL_MOVE, ONE_DEVICE, Divergence, Findings, Sides, first_divergence
+from localtensor.testing.compare.divergence import (
+    MOSTLY_JUMP,
+    ONE_DEVICE,
+    Divergence,
+    Findings,
+    Sides,
+    first_divergence,
+)
 from localtensor.testing.compare.names import NameMap, find_names
 from localtensor.testing.compare.suspects import CloserLook, closer_look
 from localtensor.testing.compare.watch import DROPOUT, region_of
@@ -155,7 +162,7 @@ def _compared(
     why = nothing_compared(sides, findings) if findings.divergence is None else ""
     if why:
         remedy = "Give the modules that `build` and `parallelize` make the same names."
-        remedy = f"{STEEP} Else give{remedy.removeprefix('Give')}" if ALL_MOVE in why else remedy
+        remedy = f"{STEEP} Else give{remedy.removeprefix('Give')}" if MOSTLY_JUMP in why else remedy
         remedy = FINITE if NOT_FINITE in why else remedy
         raise NotComparable(f"nothing that the program computes was compared ({why})", "the ranks", remedy)
     return done

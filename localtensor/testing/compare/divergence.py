@@ -49,7 +49,7 @@ ROUNDINGS = 64
 
 INSIDE = "values between modules that the ranks have otherwise, and all that comes of them is right"
 WITHIN_THE_STEP = "values within the step that the ranks have otherwise, whose parameters are right after it"
-ALL_MOVE = "values that jump, by more than half, when inputs move by one unit in the last place"
+MOSTLY_JUMP = "values whose elements mostly jump when inputs move by one unit in the last place"
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,7 @@ def _not_compared(part: Sides, sides: Sides, findings: Findings, key: Key, one: 
         return f"calls of a module that is called a different number of times on {sides.name}"
     slack = sides.slacks.get(key)
     if slack is not None and slack.numel() and one.value.numel() and is_noise(one.value, slack):
-        return ALL_MOVE
+        return MOSTLY_JUMP
     missing = [str(rank) for rank, x in enumerate(part.ranks) if key not in x.seen]
     if not missing:
         return None

@@ -34,10 +34,10 @@ def run(options: CausesOptions) -> int:
     try:
         with progress_bar(error_console(), options.quiet) as progress:
             read = _lines(options, progress)
-            _check_rules(options, read)
             records = None if options.again else kept(read)
             computed = records is None
             if records is None:
+                _check_rules(options.rules, str(read.begin["rules"]))
                 records = records_of(read.begin, read.lines, workers=worker_count(options.workers), progress=progress)
             report = replace(aggregate.report(read.begin, read.lines), causes=records)
     except (BadSetting, UnknownOp, journal.BadJournal) as error:
@@ -60,14 +60,13 @@ def run(options: CausesOptions) -> int:
     return fail(lost, NOTHING) if lost else code
 
 
-def _check_rules(options: CausesOptions, read: journal.JournalLines) -> None:
-    """Raises `BadSetting` where the module of the journal's rules is not the one that the user asks to import."""
-    found = str(read.begin["rules"])
-    if found == options.rules or (options.rules == "dtensor" and not options.again and kept(read) is not None):
-        return
-    which = "DTensor's own" if found == "dtensor" else f"those of {found}, which would be imported"
-    remedy = "Leave --rules out." if found == "dtensor" else f"Pass --rules {found} if you trust that module."
-    raise BadSetting("--rules", options.rules, f"the journal's rules are {which}", remedy, CALL)
+def _check_rules(given: str, found: str) -> None:
+    """Raises `BadSetting` where the module of a journal's rules, which is imported, is not the one that the user names."""
+    if given != found:
+        own = found == "dtensor"
+        which = "DTensor's own" if own else f"those of {found}, which would be imported"
+        remedy = "Leave --rules out." if own else f"Pass --rules {found} if you trust that module."
+        raise BadSetting("--rules", given, f"the journal's rules are {which}", remedy, CALL)
 
 
 def _kept_in_journal(options: CausesOptions, records: Sequence[CauseRecord]) -> str:

@@ -10,7 +10,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 import localtensor as lt
 from localtensor.errors import Diverged
 from localtensor.runner.torchrun import TorchrunOptions
-from localtensor.testing.compare.divergence import ALL_MOVE
+from localtensor.testing.compare.divergence import MOSTLY_JUMP
 from localtensor.testing.compare.pipelines import Pipeline, pipeline_of
 from localtensor.testing.compare.scripts import compare_scripts
 
@@ -119,7 +119,7 @@ def test_a_stage_may_have_an_identity_where_another_has_a_module():
     done = lt.compare(Normed, parallelize, mesh={"pp": 2}, **TRAINED)
     assert done.divergence is None and done.layouts["output of norm, step 0"] == "R"
     noise = set(done.not_compared.values())  # the mean square of a norm's output has next to no gradient
-    assert noise <= {ALL_MOVE} and len(done.not_compared) < len(done.layouts)
+    assert noise <= {MOSTLY_JUMP} and len(done.not_compared) < len(done.layouts)
 
 
 SCRIPT = """

@@ -15,6 +15,7 @@ from strategies.cli.commands import causes
 from strategies.cli.commands.report import merge_journals
 from strategies.cli.commands.report import run as report
 from strategies.cli.options import CausesOptions, MergeOptions, ReportOptions
+from strategies.model.settings import BadRules
 from strategies.sweep.causes import records
 from tests.strategies import journals
 from tests.strategies.gate_cases import finding
@@ -181,3 +182,9 @@ def test_causes_that_a_journal_holds_need_no_module(tmp_path, computed, capsys):
     capsys.readouterr()
     assert run(own, rules="their_rules") == 2
     assert "the journal's rules are DTensor's own. Leave --rules out." in capsys.readouterr().err
+
+
+def test_a_module_that_is_not_there_is_refused_for_a_journal_too(tmp_path):
+    path = journals.write(tmp_path / "s.jsonl", journals.begin(rules="gone_rules"), journals.lines())
+    with pytest.raises(BadRules, match="gone_rules: there is no such module"):
+        CausesOptions((str(path),), rules="gone_rules").check()

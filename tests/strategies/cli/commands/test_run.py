@@ -128,7 +128,7 @@ def test_bad_options_end_with_one_sentence_before_the_run(script, words, problem
 
 def test_the_limit_of_the_environment_holds_where_none_is_given(script):
     (script / "endless.py").write_text("while True: pass")
-    done = warm.run([*COMMAND, "endless.py"], cwd=script, env={**os.environ, "LOCALTENSOR_TIMEOUT": "0.5"})
+    done = warm.run([*COMMAND, "endless.py"], cwd=script, env={**os.environ, "LOCALTENSOR_TIMEOUT": "0.5"}, timeout=60)
     assert done.returncode == 1 and "NeverEnded: run: timeout: timeout=0.5" in done.stderr
     done = warm.run(
         [*COMMAND, "--timeout", "60", "train.py"], cwd=script, env={**os.environ, "LOCALTENSOR_TIMEOUT": "much"}
