@@ -241,8 +241,7 @@ class WorkerGroup:
             for member in members:
                 member.process.kill()
             for member in members:
-                member.process.join()
-                member.process.close()
+                member.process.join()  # and not closed: a thread that starts a process asks all others how they are
                 member.jobs.close()
                 member.side.close()
         finally:  # above all after a Ctrl-C while they end
@@ -255,9 +254,8 @@ class WorkerGroup:
 
     def kill_processes(self) -> None:
         """Kill the processes, and leave what belongs to them to the thread that waits for them."""
-        with contextlib.suppress(ValueError):  # closed by another thread meanwhile
-            for member in self.members:
-                member.process.kill()
+        for member in self.members:
+            member.process.kill()
 
 
 def _calls_for_fence(reply: Reply) -> bool:

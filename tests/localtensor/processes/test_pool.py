@@ -784,6 +784,15 @@ def test_restarts_leave_nothing_behind(pool, temporary):
     assert list(temporary.iterdir()) == []
 
 
+def test_a_thread_that_asks_after_the_processes_of_a_pool_may_be_overtaken_by_its_end():
+    """Whoever starts a process asks all others whether they have ended: a closed one would raise, or be half closed."""
+    pool = Pool(2)
+    pool.call(my_rank, [(), ()])
+    asked = [child for child in multiprocessing.active_children() if child.pid in pool.pids]
+    pool.close()
+    assert [child.exitcode for child in asked] == [-signal.SIGKILL] * 2
+
+
 def test_a_ctrl_c_while_ranks_are_ended_leaves_neither_them_nor_their_folder(temporary, monkeypatch):
     pool = Pool(2)
     pids = [outcome.value for outcome in pool.call(os.getpid, [(), ()])]
