@@ -16,17 +16,24 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.layout import is_inexact, is_standard
 from strategies.model.call_signature import prior_calls
 from strategies.model.oracle import OracleResult
-from strategies.model.rule import PUBLIC, Claim, Program, Sample, dtype_class, overload, split_prior_call
-from strategies.model.verdict import PAIRS, Verdict
+from strategies.model.rule import PUBLIC, Claim, Program, Sample, dtype_class, overload
+from strategies.model.verdict import PAIRS
 from strategies.programs import mesh_programs as redistributions
 from strategies.programs import mesh_validation
-from strategies.programs.chains import chain_programs, is_drawn, on_fresh_tensor, wrong_chains
+from strategies.programs.chains import (
+    chain_programs,
+    fault_key,
+    is_drawn,
+    on_fresh_tensor,
+    reshape_programs,
+    wrong_chains,
+)
 from strategies.programs.mesh_validation import Claimed, Found
 from strategies.programs.prior_calls import first_of_two_dims, prior_call_programs, steps_alone
 from strategies.programs.public_api import drawing as public_api
 from strategies.programs.public_api.table import without_programs
 from strategies.programs.random_laws import wrong_program_candidate
-from strategies.programs.run.follow_ups import BASE_WRITTEN, GRADS, RESULT_STEPS, VIEW_STEPS, input_alone
+from strategies.programs.run.follow_ups import GRADS, RESULT_STEPS, VIEW_STEPS, input_alone
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import NOT_ASSEMBLED, Confirmation, is_claimed
 from strategies.torch_api.dtensor import special_dispatch_reason
@@ -35,7 +42,6 @@ from strategies.validation.finding import (
     OverloadTask,
     TaskResult,
     keep_smallest,
-    refusal_key,
     refused_program,
 )
 from strategies.validation.overload import KEPT_CANDIDATES, NO_TURN, Note, Recorder
@@ -257,7 +263,7 @@ def _each(task: OverloadTask, note: Note, play: Play) -> list[TaskResult]:
             if play is _pairs and task.op == redistributions.COPY:
                 result.untestable |= without_programs()
             for candidate in map(_candidate, found):
-                keep_smallest(result.suspects.setdefault(_key(candidate), []), candidate, KEPT_CANDIDATES)
+                keep_smallest(result.suspects.setdefault(fault_key(candidate), []), candidate, KEPT_CANDIDATES)
     for number, sample in enumerate(task.samples if task.kind == PAIRS else ()):
         if bench.meshes(number):
             bench.leave_out(sample, f"steps {NO_TURN}", steps_left(steps.get(dtype_class(sample), set())))
@@ -299,22 +305,6 @@ def steps_left(tried: AbstractSet[str]) -> list[str]:
     return [name for name in dict.fromkeys(itertools.chain(*met)) if name not in tried]
 
 
-def _key(candidate: Candidate) -> str:
-    """The name under which candidates are one: refusals by their error, prior calls by the op, writes through a view by the
-    view and the layout of the base."""
-    program = candidate.program
-    if program is not None and program.public_call:
-        return public_api.fault_name(program, candidate.instance.evidence.reason)
-    if candidate.instance.verdict is Verdict.REFUSED:
-        return refusal_key(candidate)
-    if program is not None and split_prior_call(program.then)[1]:
-        return f"{program.sample.op} after a call with another argument"
-    if program is not None and program.then in VIEW_STEPS:
-        view, _, write = program.then.rpartition(", ")
-        return str(program if write == BASE_WRITTEN else replace(program, then=f"{view}, v is written"))
-    return candidate.name
-
-
 def _pairs(
     task: OverloadTask, number: int, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed, note: Note
 ) -> tuple[list[str], Found]:
@@ -325,14 +315,15 @@ def _pairs(
     most, chains = _budgets(task, number)
     lines = claimed[mesh[-1]]
     tried = follow_up_programs(sample, lines, mesh, before=task.samples, most=most, seed=task.seed)
-    if sample.op == redistributions.COPY and sample is _most_cut(
-        task.samples, mesh
-    ):  # views are of no op in particular
+    chained = list[Program]()
+    # Views are of no op in particular.
+    if sample.op == redistributions.COPY and sample is _most_cut(task.samples, mesh):
         tried += view_programs(sample, mesh, task.seed)
+        chained += reshape_programs(mesh, seed=task.seed)
     inputs = [line[0] for line in _lines(sample, lines)]
     if sample is first_of_two_dims(task.samples, dtype_class(sample)):
         tried += prior_call_programs(sample, inputs, mesh, task.seed)
-    chained = chain_programs(sample, inputs, mesh, seed=task.seed, most=chains)
+    chained += chain_programs(sample, inputs, mesh, seed=task.seed, most=chains)
     # An op with a handler is tried so by itself.
     moves = (
         most == MAX_PROGRAMS and dtype_class(sample) in REDISTRIBUTED and not special_dispatch_reason(overload(task.op))
@@ -376,14 +367,16 @@ def _meshes(
     task: OverloadTask, number: int, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed, note: Note
 ) -> tuple[list[str], Found]:
     sample = task.samples[number]
-    by_size = mesh_validation.not_unsound(sample, truth, claimed, task.seed)
+    by_size, reshaped = mesh_validation.not_unsound(sample, truth, claimed, task.seed), list[Program]()
     tried = mesh_validation.try_meshes(sample, by_size, [mesh], seed=task.seed)
     if sample.op == redistributions.COPY and number == _tried_on(task, mesh)[0]:  # once for a mesh
         moves = redistributions.draw_redistributions(mesh, seed=task.seed, budget=REDISTRIBUTIONS_PER_MESH)
+        moves += redistributions.every_redistribution(mesh, seed=task.seed)
         tried += zip(moves, run_simulated_programs(moves), strict=True)
+        reshaped = reshape_programs(mesh, seed=task.seed)
     public, wrong = _public(task, number, mesh, [mesh], note)
-    thens = [program.then for program, _ in tried]
-    return [*thens, *public], mesh_validation.smallest_wrong_programs(tried) + wrong
+    thens = [*(program.then for program, _ in tried), *(program.then for program in reshaped)]
+    return [*thens, *public], mesh_validation.smallest_wrong_programs(tried) + wrong_chains(reshaped) + wrong
 
 
 def _candidate(found: tuple[Program, Confirmation]) -> Candidate:

@@ -6,24 +6,33 @@ and the shape that DTensor remembers, a placement that no rule claims as an inpu
 
 from __future__ import annotations
 
+import itertools
 import random
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
-from torch.distributed.tensor import Partial, Replicate
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import is_arithmetic, is_inexact, is_standard
+from localtensor.layout import is_arithmetic, is_inexact, is_standard, shorts
 from strategies.model.kernels import REJECTIONS, run_call
 from strategies.model.oracle import mutates
-from strategies.model.rule import Call, Leaf, Program, Sample, flat_results
+from strategies.model.rule import Call, Leaf, Program, Sample, flat_results, split_prior_call
+from strategies.model.verdict import Verdict
+from strategies.programs.mesh_programs import COPY, copy_sample
 from strategies.programs.mesh_validation import Found
+from strategies.programs.public_api import drawing as public_api
 from strategies.programs.run.follow_ups import (
+    BASE_WRITTEN,
     CHAIN_SIGN,
     GRADS,
+    RESHAPES,
     RESULT_STEPS,
+    VIEW_STEPS,
     CallWithFollowUp,
     follow_up,
     shorter_chains,
@@ -31,7 +40,9 @@ from strategies.programs.run.follow_ups import (
 )
 from strategies.programs.run.program_oracle import oracle_of_sample
 from strategies.programs.run.real_run import run_simulated_programs
+from strategies.programs.run.step_functions import uneven
 from strategies.programs.run.verdict import Confirmation, is_claimed, layout_or_none
+from strategies.validation.finding import Candidate, refusal_key
 
 ALIAS = "aten.alias.default"
 """The op of a program in which a tensor is followed by steps, without an op before them."""
@@ -59,6 +70,33 @@ def chain_programs(
     chains = [(draw.choice(list(inputs)), chain) for _ in range(most) if (chain := _chain(sample, draw))]
     found = dict.fromkeys(chains)
     return [Program(sample, mesh, tuple((*rest, p) for p in row), chain, seed, seed % 2) for row, chain in found]
+
+
+RESHAPED = (4, 4, 4)
+"""The shape of the tensor that is reshaped twice: each of its dims can be split in halves."""
+
+
+def reshape_programs(mesh: tuple[int, ...], *, seed: int) -> list[Program]:
+    """Every two reshapes, one after the other, of a tensor that each axis of the mesh shards along a dim of its own.
+
+    One alone is a view of even shards.  It may leave shards whose rows are no longer together (_StridedShard); only the
+    next one has to know.
+    """
+    if len(mesh) > len(RESHAPED):
+        return []
+    sample = copy_sample(uneven(RESHAPED, torch.float32, torch.device("cpu")))
+    chains = []
+    for first in RESHAPES:
+        outs = _results(first, sample.tensors)
+        chains += [CHAIN_SIGN.join((first, second)) for second in RESHAPES if outs and _results(second, outs)]
+    layouts = [tuple(map(Shard, dims)) for dims in itertools.permutations(range(len(RESHAPED)), len(mesh))]
+    return [Program(sample, mesh, (layout,), chain, seed) for layout in layouts for chain in chains]
+
+
+def is_reshaped(program: Program) -> bool:
+    """Whether all steps are reshapes, two or more."""
+    steps = steps_of(program.then)
+    return len(steps) > 1 and all(step in RESHAPES for step in steps)
 
 
 def _chain(sample: Sample, draw: random.Random) -> str:
@@ -154,6 +192,31 @@ def _smaller(program: Program) -> Iterator[Program]:
     if steps[-1] in GRADS and steps[-1] != "grad":
         yield replace(program, then=CHAIN_SIGN.join((*steps[:-1], "grad")))
     yield from (replace(program, then=then) for then in shorter_chains(program.then))
+
+
+def fault_key(candidate: Candidate) -> str:
+    """The name under which candidates are one: refusals by their error, prior calls by the op, writes through a view by the
+    view and the layout of the base, two reshapes by the second, redistributions whatever the numbers of dims and ranks.
+    """
+    program = candidate.program
+    if program is not None and program.public_call:
+        return public_api.fault_name(program, candidate.instance.evidence.reason)
+    if candidate.instance.verdict is Verdict.REFUSED:
+        return refusal_key(candidate)
+    if program is None:
+        return candidate.name
+    if split_prior_call(program.then)[1]:
+        return f"{program.sample.op} after a call with another argument"
+    if program.then in VIEW_STEPS:
+        view, _, write = program.then.rpartition(", ")
+        return str(program if write == BASE_WRITTEN else replace(program, then=f"{view}, v is written"))
+    if is_reshaped(program):
+        return f"{program.then.rpartition(CHAIN_SIGN)[2]} of what was reshaped, mesh axes: {len(program.mesh)}"
+    if program.then.startswith("to (") and program.sample.op == COPY:
+        number: dict[str, int] = {}
+        layouts = f"{shorts(program.inputs[0])} {program.then}, a flattened submesh: {program.flattened}"
+        return re.sub(r"(S\()(\d+)(,\d+)?", lambda m: f"{m[1]}{number.setdefault(m[2], len(number))}", layouts)
+    return candidate.name
 
 
 def on_fresh_tensor(before: Program, run: Confirmation, then: str) -> Program | None:

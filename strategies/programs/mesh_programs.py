@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -235,6 +236,26 @@ def draw_redistributions(mesh: tuple[int, ...], *, seed: int, budget: int) -> li
     return [
         Program(copy_sample(_numbers(shape, dtype)), mesh, (source,), f"to ({shorts(target)})", seed, draw, flattened)
         for draw, (shape, dtype, source, target, flattened) in enumerate(found)
+    ]
+
+
+def every_redistribution(mesh: tuple[int, ...], *, seed: int) -> list[Program]:
+    """On a mesh of two axes, from each layout without a partial to each other, strided shards among them.
+
+    The tensor has two dims of even shards, so that nothing hides a fault that depends on the two layouts alone.
+    """
+    if len(mesh) != 2:
+        return []
+    size = 2 * math.prod(mesh)
+    x = _numbers((size, size), torch.float64)
+    one = (Replicate(), Shard(0), Shard(1))
+    strided = [StridedShard(dim, split_factor=mesh[1]) for dim in range(2)]
+    layouts = [
+        layout for layout in itertools.product((*one, *strided), one) if has_one_meaning(layout, x.shape, x.dtype, mesh)
+    ]
+    return [
+        Program(copy_sample(x), mesh, (source,), f"to ({shorts(target)})", seed)
+        for source, target in itertools.permutations(layouts, 2)
     ]
 
 

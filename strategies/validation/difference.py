@@ -231,8 +231,8 @@ def singular_slack(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Te
     """Infinite slack where parts met a singularity, although the rule is right.
 
     P(sum) / R -> P(sum) is right, yet x / 0 is infinite where the parts, of both signs, make NaN.  So only finite
-    elements are compared; for values other than the sample's own, only where the folded parts are finite, too; and NaN
-    where NaN was put in.
+    elements are compared; for values other than the sample's own, not where the folded parts are infinite, too; and NaN
+    where NaN was put in.  NaN in place of a number is a fault: `special.xlog1py(0, -1)` is 0, and its parts are inf - inf.
     """
     if not is_inexact(want):
         return slack
@@ -240,7 +240,7 @@ def singular_slack(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Te
     if kind.wild:
         compared = ~want.isinf() & ~got.isinf()
     elif kind.name:
-        compared &= got.isfinite()
+        compared &= ~got.isinf()
     return torch.where(compared, slack, torch.inf)
 
 

@@ -114,7 +114,9 @@ def _most(name: str) -> int:
     if name.startswith(("optim.", "debug.")):
         return MOST_OPTIMIZER
     if _is_of_torch(name):
-        return MOST_OF_TORCH
+        return MOST_OF_TORCH * (
+            2 if name.startswith("torch.inference_mode") else 1
+        )  # few of its layouts are other than without it
     return MOST_FURTHER if name.startswith(OF_TORCH) or base_name(name) != name else MOST
 
 

@@ -42,6 +42,21 @@ def flagged(
         return [*pulled_back(first, given), *(v.detach() for v in rest)]
 
 
+def inferred(
+    x: Any, function: Callable[..., Any], others: Sequence[Tensor] = (), cuts: Sequence[int | None] = (), axis: int = 0
+) -> list[Any]:
+    """The results of a function under `torch.inference_mode()`, where torch takes no composite op apart.
+
+    The tensors are made there: torch 2.13 refuses those that were made before.
+    """
+    values = whole(x.detach())
+    with torch.inference_mode():
+        given = [on_mesh(values.clone(), x, x.placements) if isinstance(x, DTensor) else values.clone()]
+        given += [cut_along(v.clone(), x, dim, axis) for v, dim in zip(others, cuts, strict=True)]
+        outs = function(*given)
+        return [whole(v).clone() for v in (outs if isinstance(outs, (tuple, list)) else [outs])]
+
+
 def row_values(values: Tensor, row: int) -> Tensor:
     """What the rows with even numbers hold, or those with odd ones: floats that are larger than those of the others."""
     if row % 2 == 0:

@@ -144,6 +144,9 @@ LOSSES = {
         {"t": _CLASSES},
         {**LOSS, "label_smoothing": ("0.25",), "ignore_index": ("1",), "weight": (_ONES,)},
     ),
+    "cross_entropy of probabilities": Use(
+        LOGITS, "a, t.softmax(1)", {"t": LIKE}, {**LOSS, "label_smoothing": ("0.25",)}
+    ),
     "nll_loss": Use(
         LOGITS, "a.log_softmax(1), t", {"t": _CLASSES}, {**LOSS, "ignore_index": ("1",), "weight": (_ONES,)}
     ),
@@ -256,17 +259,22 @@ def flag_names(name: str) -> list[str]:
     return [p.name for p in parameters if p.default is not p.empty]
 
 
-def family(name: str, axes: int) -> Iterator[PublicStep]:
-    """Uses of the functions of a family that this torch has."""
-    for one in FAMILIES[name]:
-        if hasattr(functional, one):
-            yield from function(one, FAMILIES[name][one])
+def family(name: str, axes: int, inference: bool = False) -> Iterator[PublicStep]:
+    """Uses of the functions of a family that this torch has: with gradients, or under `torch.inference_mode()`.
+
+    The key of a function may say what it is given: "cross_entropy of probabilities".
+    """
+    for key, use in FAMILIES[name].items():
+        one = key.partition(" ")[0]
+        if hasattr(functional, one) and not (inference and "dropout" in one):  # each run draws other numbers there
+            yield from function(key, use, inference)
 
 
-def function(name: str, use: Use) -> Iterator[PublicStep]:
+def function(key: str, use: Use, inference: bool = False) -> Iterator[PublicStep]:
     """Uses of a function: each with flags, and one of its other tensors in turn cut along one dim."""
+    name = key.partition(" ")[0]
     needed = {"dim": "-1"} if name in ("softmax", "log_softmax", "softmin") else {}
-    known = flag_names(name)
+    known, kind = flag_names(name), "inferred" if inference else "flagged"
     for number, one in enumerate(combinations(use.flags)):
         given: dict[str, Any] = {**needed, **{n: v for n, v in one.items() if not known or n in known}}
         text = f"F.{name}({', '.join([use.first, *(f'{n}={v}' for n, v in given.items())])})"
@@ -276,8 +284,9 @@ def function(name: str, use: Use) -> Iterator[PublicStep]:
                 f", {n} cut along {cut}" for n, cut in zip(use.others, cuts, strict=True) if cut is not None
             )
             others = "".join(f"{value}, " for value in use.others.values())
-            code = f"flagged(x, lambda {', '.join(['a', *use.others])}: {result}, ({others}), {cuts}, {number})"
-            yield PublicStep(f"{text}{words}", code, use.kind, group=name, aspect=name)
+            code = f"{kind}(x, lambda {', '.join(['a', *use.others])}: {result}, ({others}), {cuts}, {number})"
+            where = " under torch.inference_mode()" if inference else ""
+            yield PublicStep(f"{text}{where}{words}", code, use.kind, group=key, aspect=key)
 
 
 def _cuts(tensors: int) -> list[tuple[int | None, ...]]:
@@ -290,5 +299,6 @@ def _cuts(tensors: int) -> list[tuple[int | None, ...]]:
 
 
 FUNCTION_STEPS: dict[str, Generator] = {
-    f"torch.nn.functional, {name}": functools.partial(family, name) for name in FAMILIES
+    **{f"torch.nn.functional, {name}": functools.partial(family, name) for name in FAMILIES},
+    **{f"torch.inference_mode, {name}": functools.partial(family, name, inference=True) for name in FAMILIES},
 }

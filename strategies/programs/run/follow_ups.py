@@ -73,7 +73,13 @@ RESULT_STEPS = {
     "layer norm": "torch.nn.functional.layer_norm(x, x.shape[-1:])", "times its sum": "x * x.sum(-1, keepdim=True)",
     "swapped": "x.transpose(0, 1)", "outer": "x.reshape(-1, 1) * x.reshape(1, -1)", "concatenated": "torch.cat([x, x * 2], -1)",
     STRIDES: "strides_agree(x, lambda x: x)",
+    "flatten": "x.flatten(0, 1)", "flatten last": "x.flatten(-2, -1)", "two rows": "x.reshape(2, -1)",
+    "two columns": "x.reshape(-1, 2)", "unflatten 0": "x.unflatten(0, (2, -1))", "unflatten last": "x.unflatten(-1, (2, -1))",
 }  # fmt: skip
+RESHAPES = (
+    "view", "flatten", "flatten last", "two rows", "two columns", "unflatten", "unflatten 0", "unflatten last", "swapped", "transpose",
+)  # fmt: skip
+"""The steps that only give the elements another shape or order of dims."""
 CHAIN_SIGN = " | "
 """What separates the steps of a chain in its name."""
 GRADS = {

@@ -1,20 +1,24 @@
 """Chains of steps: which are drawn, what only they find, and to what a wrong one is reduced."""
 
+import itertools
 import random
 
 import pytest
 import torch
-from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.distributed.tensor._redistribute import Redistribute
 from torch.distributed.tensor.experimental import register_sharding
 
 from strategies.model.rule import overload
 from strategies.programs import chained, chains
 from strategies.programs.chained import follow_up_programs, validate_with_follow_ups
-from strategies.programs.chains import MAX_ELEMENTS, chain_programs, wrong_chains
-from strategies.programs.run.follow_ups import GRADS, RESULT_STEPS, shorter_chains, steps_of
+from strategies.programs.chains import MAX_ELEMENTS, chain_programs, fault_key, reshape_programs, wrong_chains
+from strategies.programs.mesh_programs import every_redistribution
+from strategies.programs.random_laws import wrong_program_candidate
+from strategies.programs.run.follow_ups import GRADS, RESHAPES, RESULT_STEPS, shorter_chains, steps_of
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.real_run import run_simulated_programs
+from strategies.programs.run.verdict import Confirmation
 from strategies.torch_api import dtensor
 from strategies.validation.finding import OverloadTask
 from strategies.validation.sources.dtensor import claims
@@ -25,6 +29,7 @@ from tests.strategies.users import undone
 X = numbers(4, 6)
 SIN = sample("sin.default", X)
 S0, S1 = Shard(0), Shard(1)
+WRONG = Confirmation("rank 0: it differs")
 
 
 def drawn(one, count=16, mesh=(2,), inputs=((S0,), (S1,)), seed=0):
@@ -114,6 +119,40 @@ def test_the_sweep_draws_chains_and_finds_it(monkeypatch):
     assert any(name.endswith("| grad") for name in found(4))
     monkeypatch.setattr(chained, "CHAINED_SAMPLES", 0)
     assert not any(name.endswith("| grad") for name in found(4))
+
+
+# Two reshapes.
+
+
+def test_a_reshape_that_is_wrong_for_what_another_leaves_is_found(monkeypatch):
+    """Planted: what has one dim, and is no longer in the order of its ranks, is taken apart as if it were."""
+    own = DTensor.unflatten
+    monkeypatch.setattr(
+        DTensor, "unflatten", lambda x, *sizes: own(x, *sizes) * (2 if x.ndim == 1 else 1), raising=False
+    )
+    found = [program for program, _ in wrong_chains(reshape_programs((2,), seed=0))]
+    assert {p.then for p in found} >= {"view | unflatten", "view | unflatten 0"}
+    single = [p for p in follow_up_programs(sample("clone.default", numbers(4, 6)), [], (2,)) if p.then]
+    assert not any(seen.wrong for seen in run_simulated_programs(single))
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 2), (2, 2, 2)])
+def test_each_axis_shards_another_dim_of_what_is_reshaped_twice(mesh):
+    programs = reshape_programs(mesh, seed=0)
+    assert {p.inputs[0] for p in programs} == {
+        tuple(map(Shard, dims)) for dims in itertools.permutations(range(3), len(mesh))
+    }
+    assert {(len(steps_of(p.then)), *steps_of(p.then)[:1]) for p in programs} == {(2, step) for step in RESHAPES}
+    assert reshape_programs((2, 2, 2, 2), seed=0) == []
+
+
+def test_faults_of_two_reshapes_are_one_by_the_second_and_redistributions_by_their_layouts():
+    programs = reshape_programs((2,), seed=0)
+    keys = {fault_key(wrong_program_candidate(p, WRONG)) for p in programs}
+    assert keys == {f"{step} of what was reshaped, mesh axes: 1" for step in RESHAPES}
+    moves = every_redistribution((2, 2), seed=0) + every_redistribution((2, 3), seed=0)
+    keys = {fault_key(wrong_program_candidate(p, WRONG)) for p in moves}
+    assert "SS(0), S(1) to (S(1), S(0)), a flattened submesh: False" in keys and len(keys) < len(moves) / 2
 
 
 # Six calls of an overload.

@@ -10,13 +10,13 @@ import time
 
 import pytest
 import torch
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from localtensor.layout.shards import has_one_meaning
 from localtensor.layout.spec import StridedShard, shard_cut
 from strategies.model.oracle import run_oracle
 from strategies.model.rule import Claim, read_layout
-from strategies.programs.mesh_programs import SHAPES, draw_programs, draw_redistributions
+from strategies.programs.mesh_programs import SHAPES, draw_programs, draw_redistributions, every_redistribution
 from strategies.programs.run import follow_ups
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.validation.sources.dtensor import claims
@@ -229,3 +229,23 @@ def test_without_a_flattened_submesh_all_come_out_right(mesh, monkeypatch):
     alone = "use_strided_shard_as_shard_order"  # torch 2.11 makes no tensor with a strided shard alone
     notes = {c.note for c in validated if "avg" not in c.note and alone not in c.note}
     assert notes == {"DTensor's own run is right"}
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (2, 3)])
+def test_between_even_layouts_of_two_axes_every_redistribution_is_tried(mesh, monkeypatch):
+    """Planted: a strided shard of one dim becomes a strided shard of the other twice as large."""
+    programs = every_redistribution(mesh, seed=0)
+    assert len({(p.inputs, p.then) for p in programs}) == len(programs) > 200
+    before = [seen.wrong for seen in run_simulated_programs(programs)]
+    own = DTensor.redistribute
+
+    def redistribute(x, **options):
+        first = x.placements[0], options["placements"][0]
+        crossed = all(isinstance(p, StridedShard) for p in first) and first[0].dim != first[1].dim
+        return own(x, **options) * (2 if crossed else 1)
+
+    monkeypatch.setattr(DTensor, "redistribute", redistribute)
+    after = [seen.wrong for seen in run_simulated_programs(programs)]
+    found = [p for p, one, other in zip(programs, before, after, strict=True) if not one and other]
+    assert found and all(p.inputs[0][0].split_factor == mesh[1] for p in found)
+    assert every_redistribution((2,), seed=0) == [] == every_redistribution((2, 2, 2), seed=0)

@@ -529,6 +529,14 @@ def test_a_singularity_that_parts_meet_is_not_the_rules_fault(op):
     assert with_variants(one, text, "ties", "zeros", "holes", "cancelling", "negative").verdict is Verdict.SOUND
 
 
+def test_nan_that_parts_make_of_a_number_is_the_rules_fault():
+    """0 times the logarithm of 0 is defined as 0, and the parts of 0 make inf - inf."""
+    one = sample("special_xlog1py.default", X, X)
+    assert_sound(one, "P(sum), R -> P(sum)")
+    assert with_variants(one, "P(sum), R -> P(sum)", "ties").verdict is Verdict.UNSOUND
+    assert with_variants(one, "S(0), S(0) -> S(0)", "ties").verdict is Verdict.SOUND
+
+
 @pytest.mark.parametrize("text", ["P(sum) -> P(sum)", "P(avg) -> P(avg)"])
 def test_a_result_that_is_singular_for_the_samples_own_values_is_not_compared_either(text):
     assert_sound(sample("div.Scalar", X, 0), text, ranks=3)
