@@ -306,11 +306,11 @@ def steps_left(tried: AbstractSet[str]) -> list[str]:
 
 
 def _pairs(
-    task: OverloadTask, number: int, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed, note: Note
+    task: OverloadTask, number: int, oracle: OracleResult, mesh: tuple[int, ...], claimed: Claimed, note: Note
 ) -> tuple[list[str], Found]:
     sample = task.samples[number]
     public, found = _public(task, number, mesh, public_api.MESHES, note)
-    if any(isinstance(out, Tensor) and not out.numel() for out in truth.outputs):
+    if any(isinstance(out, Tensor) and not out.numel() for out in oracle.outputs):
         return public, found  # an empty result shows nothing, and DTensor 2.13 searches for a view of it for ever
     most, chains = _budgets(task, number)
     lines = claimed[mesh[-1]]
@@ -328,7 +328,7 @@ def _pairs(
     moves = (
         most == MAX_PROGRAMS and dtype_class(sample) in REDISTRIBUTED and not special_dispatch_reason(overload(task.op))
     )
-    moved = mesh_validation.try_redistributed(sample, truth, mesh, claimed, seed=task.seed) if moves else []
+    moved = mesh_validation.try_redistributed(sample, oracle, mesh, claimed, seed=task.seed) if moves else []
     if most > COSTLY_PROGRAMS and special_dispatch_reason(overload(task.op)):
         moved = mesh_validation.try_other_values(sample, mesh, task.seed)
     found += wrong_programs(tried) + wrong_chains(chained) + mesh_validation.smallest_wrong_programs(moved)
@@ -351,7 +351,7 @@ def _public(
     """The programs of DTensor's public calls, which are of no op in particular: a part with each sample of a copy."""
     if task.op != redistributions.COPY:
         return [], []
-    steps = task.step(number, task.meshes.index(mesh)), task.truth_step(number)
+    steps = task.step(number, task.meshes.index(mesh)), task.oracle_step(number)
 
     def began(batch: int) -> None:  # numbers of this sample in turn: the pool ends a worker whose number stays the same
         note(steps[batch % 2])
@@ -364,10 +364,10 @@ def _public(
 
 
 def _meshes(
-    task: OverloadTask, number: int, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed, note: Note
+    task: OverloadTask, number: int, oracle: OracleResult, mesh: tuple[int, ...], claimed: Claimed, note: Note
 ) -> tuple[list[str], Found]:
     sample = task.samples[number]
-    by_size, reshaped = mesh_validation.not_unsound(sample, truth, claimed, task.seed), list[Program]()
+    by_size, reshaped = mesh_validation.not_unsound(sample, oracle, claimed, task.seed), list[Program]()
     tried = mesh_validation.try_meshes(sample, by_size, [mesh], seed=task.seed)
     if sample.op == redistributions.COPY and number == _tried_on(task, mesh)[0]:  # once for a mesh
         moves = redistributions.draw_redistributions(mesh, seed=task.seed, budget=REDISTRIBUTIONS_PER_MESH)

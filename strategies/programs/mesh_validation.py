@@ -154,34 +154,36 @@ def _results(program: Program, confirmation: Confirmation) -> list[tuple[Tensor,
 def oracle_and_claims(sample: Sample, mesh: tuple[int, ...], seed: int) -> tuple[OracleResult, Claimed] | str:
     """The oracle and the claims along an axis of each size of the mesh, or why there is none.  An exception after this step is an error of ours."""
     try:
-        truth = run_oracle(sample, seed=seed)
+        oracle = run_oracle(sample, seed=seed)
     except REJECTIONS as error:
         return error_in_one_line(error, 90)
     try:
-        every = {size: claims(sample, size, truth.raw) for size in sorted(set(mesh))}
+        every = {size: claims(sample, size, oracle.raw) for size in sorted(set(mesh))}
     # DTensor's own rule raises these where it has no line.
     except (*REJECTIONS, AttributeError, ArithmeticError) as error:
         return error_in_one_line(error, 90)
-    return truth, {size: [c for c in found if not not_gathered(c.rule, truth.inputs)] for size, found in every.items()}
+    return oracle, {
+        size: [c for c in found if not not_gathered(c.rule, oracle.inputs)] for size, found in every.items()
+    }
 
 
-def not_unsound(sample: Sample, truth: OracleResult, claimed: Claimed, seed: int) -> Claimed:
+def not_unsound(sample: Sample, oracle: OracleResult, claimed: Claimed, seed: int) -> Claimed:
     """The claims that are not unsound along one axis.  The others are reported there, and would be found again here."""
     found = {}
     for size, every in claimed.items():
-        instances = check_claims(sample, truth, size, every, seed=seed)
+        instances = check_claims(sample, oracle, size, every, seed=seed)
         found[size] = [c for c, i in zip(every, instances, strict=True) if i.verdict is not Verdict.UNSOUND]
     return found
 
 
 def try_redistributed(
-    sample: Sample, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed, *, seed: int
+    sample: Sample, oracle: OracleResult, mesh: tuple[int, ...], claimed: Claimed, *, seed: int
 ) -> Found:
     """Programs of the op alone with placements that no rule takes along the last axis: DTensor redistributes first.
 
     There are none where a claim is unsound, since DTensor may choose it.
     """
-    if not_unsound(sample, truth, claimed, seed) != claimed:
+    if not_unsound(sample, oracle, claimed, seed) != claimed:
         return []
     taken = {tuple(p or Replicate() for p in claim.rule.inputs) for claim in claimed[mesh[-1]]}
     drawn = draw_programs(sample, claimed, mesh, seed=seed, budget=2 * REDISTRIBUTED)

@@ -69,7 +69,7 @@ def case_script(case: Case, reason: str, name: str, rules: str = "") -> str:
 
     `rules` is the user's module or file that the script imports, for a rule of the user's own.
     """
-    given = case.truth.inputs, [(p or Replicate(),) for p in case.rule.inputs], case.held
+    given = case.oracle.inputs, [(p or Replicate(),) for p in case.rule.inputs], case.held
     return (_SCRIPT + END_CODE).format(
         head=docstring_code(
             str(case.rule), f" gets this wrong on {case.ranks} ranks: {reason}", case.ranks, name, _CALL_PRINTS
@@ -80,7 +80,7 @@ def case_script(case: Case, reason: str, name: str, rules: str = "") -> str:
         op=case.sample.op,
         plain=arguments_text(case.sample.call),
         distributed=arguments_text(case.sample.call, "d"),
-        slack=tolerances_code(case.truth),
+        slack=tolerances_code(case.oracle),
         results=_results(case),
     )
 
@@ -115,9 +115,9 @@ def argument_code(i: int, x: Tensor, placements: tuple[Placement, ...], held: Se
     return "\n".join(lines)
 
 
-def tolerances_code(truth: OracleResult) -> str:
+def tolerances_code(oracle: OracleResult) -> str:
     """The tolerance of each output as a list in Python: the largest finite slack, and a little of its scale."""
-    shown = (slack_text(want, slack) for want, slack in zip(truth.outputs, truth.slack, strict=True))
+    shown = (slack_text(want, slack) for want, slack in zip(oracle.outputs, oracle.slack, strict=True))
     return f"[{', '.join(shown)}]"
 
 
@@ -171,7 +171,9 @@ for want, got, atol in zip(wants, gots, {slack}, strict=True):
 """
 
 
-def program_script(program: Program, reason: str, name: str, rules: str = "", truth: OracleResult | None = None) -> str:
+def program_script(
+    program: Program, reason: str, name: str, rules: str = "", oracle: OracleResult | None = None
+) -> str:
     """The text of a script that reproduces a finding about a program, with the program's values.
 
     `rules` is the user's module or file that the script imports, for a rule of the user's own.  Raises as
@@ -197,7 +199,7 @@ def program_script(program: Program, reason: str, name: str, rules: str = "", tr
         inputs="\n".join(map(argument_code, itertools.count(), *given)),
         plain=", ".join(f"x{i}" for i in range(count)),
         distributed=", ".join(f"d{i}" for i in range(count)),
-        slack=tolerances_code(truth or oracle_of_program(program)),
+        slack=tolerances_code(oracle or oracle_of_program(program)),
     )
 
 

@@ -356,10 +356,10 @@ class RealConfirmation:
         confirmed = replace(found, confirmed_on=self._backend, got=got, want=want, command=command)
         program, text = candidate.program, ""
         if program is not None:
-            truth = oracle_of_program(program)
+            oracle = oracle_of_program(program)
             if is_writable_program(program):
-                text = program_script(program, outcome.wrong, "{name}", self._rules, truth)
-            return replace(confirmed, picture=program_rank_diagram(program, truth, outcome.rank_results), script=text)
+                text = program_script(program, outcome.wrong, "{name}", self._rules, oracle)
+            return replace(confirmed, picture=program_rank_diagram(program, oracle, outcome.rank_results), script=text)
         case = case_of(candidate.instance, self._seed)
         text = case_script(case, outcome.wrong, "{name}", self._rules) if is_writable_case(case) else ""
         reason += local_refusal(case) if " raises " in outcome.wrong else ""

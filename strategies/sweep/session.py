@@ -131,7 +131,7 @@ def validate_tasks(
 def _steps_to_skip(task: OverloadTask, lost: TaskLost) -> set[int]:
     """The step that killed its worker; all steps of a sample that hung, since it would hang on each mesh."""
     number, _ = task.at(lost.noted)
-    return {lost.noted, task.truth_step(number)} if lost.why.startswith(TIMED_OUT) else {lost.noted}
+    return {lost.noted, task.oracle_step(number)} if lost.why.startswith(TIMED_OUT) else {lost.noted}
 
 
 def _with_deaths(found: list[TaskResult], deaths: Sequence[tuple[OverloadTask, TaskLost]]) -> list[TaskResult]:
@@ -139,7 +139,7 @@ def _with_deaths(found: list[TaskResult], deaths: Sequence[tuple[OverloadTask, T
         number, mesh = task.at(lost.noted)
         sample = task.samples[number]
         call = f"{', '.join(sample.arguments())} from {sample.origin}"
-        where = "the whole tensors" if lost.noted >= task.truth_step(0) else "a rank's piece"
+        where = "the whole tensors" if lost.noted >= task.oracle_step(0) else "a rank's piece"
         crash = Crash(task.op, call, f"{lost.why} on {where}")
         units = [h for h in found if (h.unit.dtypes, h.unit.mesh) == (dtype_class(sample), mesh)]
         (units or found)[0].crashed.append(crash)

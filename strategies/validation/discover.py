@@ -122,11 +122,11 @@ def discover(op: str, ranks: Sequence[int] = (2, 3), seed: int = 0, given: Seque
 def _searched(sample: Sample, ranks: Sequence[int], seed: int) -> dict[int, MissingRuleSearch]:
     """The result of the search on each mesh size; empty where the op or its rule raises, or nothing was tried."""
     try:
-        truth = run_oracle(sample, seed=seed)
-        if truth.unstable > MAX_JUMP_SHARE:
+        oracle = run_oracle(sample, seed=seed)
+        if oracle.unstable > MAX_JUMP_SHARE:
             return {}
-        alone = dtensor.PropagatorQuery(sample, 1, truth.raw)
-        seen = {n: search_placements(sample, truth, n, claims(sample, n, truth.raw, alone), seed) for n in ranks}
+        alone = dtensor.PropagatorQuery(sample, 1, oracle.raw)
+        seen = {n: search_placements(sample, oracle, n, claims(sample, n, oracle.raw, alone), seed) for n in ranks}
     except (*REJECTIONS, AttributeError):
         return {}
     return seen if any(one.combinations for one in seen.values()) else {}

@@ -94,11 +94,11 @@ def refusal_key(candidate: Candidate) -> str:
 def case_of(instance: Instance, seed: int) -> Case:
     """The case of the instance, bit for bit as the probe ran it.  Inputs with DTensor's own placements are replicated."""
     sample, evidence = instance.sample, instance.evidence
-    truth = run_oracle(sample, seed=seed)
+    oracle = run_oracle(sample, seed=seed)
     if evidence.variant:
-        truth = oracle_with_values(sample, truth, evidence.variant, seed) or truth
+        oracle = oracle_with_values(sample, oracle, evidence.variant, seed) or oracle
     inputs = tuple(p if p is None or is_standard(p) else Replicate() for p in instance.rule.inputs)
-    probe = Probe(sample, truth, instance.ranks, seed=seed, variant=evidence.variant)
+    probe = Probe(sample, oracle, instance.ranks, seed=seed, variant=evidence.variant)
     return probe.case(Rule(instance.rule.op, inputs, instance.rule.outputs), evidence.draw)
 
 
@@ -280,7 +280,7 @@ class OverloadTask:
         """The number that a worker notes when it begins this sample on this mesh."""
         return sample * len(self.meshes) + mesh
 
-    def truth_step(self, sample: int) -> int:
+    def oracle_step(self, sample: int) -> int:
         """The number that it notes when it runs this sample on whole tensors, for all meshes."""
         return len(self.samples) * len(self.meshes) + sample
 

@@ -84,9 +84,9 @@ def gather_evidence(
         if not alive:
             break
         with contextlib.suppress(*REJECTIONS):  # the op does not take these sizes or values
-            truth = run_oracle(one.sample, seed=seed + number)
-            if truth.unstable <= MAX_JUMP_SHARE:
-                _probe_rules(one, truth, alive, sizes, seed + number)
+            oracle = run_oracle(one.sample, seed=seed + number)
+            if oracle.unstable <= MAX_JUMP_SHARE:
+                _probe_rules(one, oracle, alive, sizes, seed + number)
                 met.setdefault(tuple(t.shape for t in one.sample.tensors), one.sample)
     known = {tuple(t.shape for t in sample.tensors) for sample in members}
     others = [sample for shapes, sample in met.items() if shapes not in known]
@@ -109,12 +109,12 @@ def _adversaries(
 
 
 def _probe_rules(
-    one: Adversary, truth: OracleResult, supports: Sequence[_SupportCount], sizes: Sequence[int], seed: int
+    one: Adversary, oracle: OracleResult, supports: Sequence[_SupportCount], sizes: Sequence[int], seed: int
 ) -> None:
     whole = any(not any(isinstance(p, Partial) for p in support.rule.inputs) for support in supports)
-    wild = oracle_with_values(one.sample, truth, "specials", seed) if whole else None
+    wild = oracle_with_values(one.sample, oracle, "specials", seed) if whole else None
     for ranks in sizes:
-        probe = Probe(one.sample, truth, ranks, seed=seed)
+        probe = Probe(one.sample, oracle, ranks, seed=seed)
         beside = Probe(one.sample, wild, ranks, seed=seed, variant="specials") if wild is not None else None
         for support in supports:
             if not support.against and _fits(support.rule, one.sample, ranks):
@@ -124,7 +124,7 @@ def _probe_rules(
                 if found:
                     support.against = f"{one.name} on {ranks} ranks: {found}"
                 elif one.counts:
-                    _count(support, one.sample, truth, ranks)
+                    _count(support, one.sample, oracle, ranks)
 
 
 def rule_problem(probe: Probe, rule: Rule) -> str:
@@ -135,17 +135,17 @@ def rule_problem(probe: Probe, rule: Rule) -> str:
         if found or isinstance(local, str):
             return probe.reason(found, rule.outputs) if found else str(local)
         for i, placement in enumerate(rule.outputs):
-            if not _exact(probe.truth, i, [out[i] for out in local], placement):
+            if not _exact(probe.oracle, i, [out[i] for out in local], placement):
                 return f"output {i}: choosing among the parts gives another value"
     return ""
 
 
-def _exact(truth: OracleResult, i: int, held: Sequence[Tensor], placement: Placement | None) -> bool:
+def _exact(oracle: OracleResult, i: int, held: Sequence[Tensor], placement: Placement | None) -> bool:
     """Whether a P(min) or P(max) result is exact: choosing one of the parts does not round, as adding does."""
-    slack = truth.slack[i]
+    slack = oracle.slack[i]
     if slack is None or not isinstance(placement, Partial) or placement.reduce_op not in ("min", "max"):
         return True
-    return equal_within(fold(torch.stack(list(held)), placement.reduce_op), truth.outputs[i], slack)
+    return equal_within(fold(torch.stack(list(held)), placement.reduce_op), oracle.outputs[i], slack)
 
 
 def _fits(rule: Rule, sample: Sample, ranks: int) -> bool:
@@ -159,10 +159,10 @@ def _fits(rule: Rule, sample: Sample, ranks: int) -> bool:
     return all(fits(p, t) for p, t in zip(rule.inputs, sample.tensors, strict=True))
 
 
-def _count(support: _SupportCount, sample: Sample, truth: OracleResult, ranks: int) -> None:
+def _count(support: _SupportCount, sample: Sample, oracle: OracleResult, ranks: int) -> None:
     """Add the sample to the evidence, unless its results prove nothing: those with equal elements, or a number seen
     before."""
-    outputs = [o for o in truth.outputs if isinstance(o, Tensor)]
+    outputs = [o for o in oracle.outputs if isinstance(o, Tensor)]
     if any(o.numel() != 1 and not has_distinct_elements(o) for o in outputs):
         return
     for out in outputs:
@@ -176,7 +176,7 @@ def _count(support: _SupportCount, sample: Sample, truth: OracleResult, ranks: i
     support.ranks.add(ranks)
     placed = [
         *zip(support.rule.inputs, sample.tensors, strict=True),
-        *zip(support.rule.outputs, truth.outputs, strict=False),
+        *zip(support.rule.outputs, oracle.outputs, strict=False),
     ]
     shards = [(p.dim, t) for p, t in placed if isinstance(p, Shard) and isinstance(t, Tensor)]
     support.uneven = support.uneven or not shards or any(t.shape[dim] % ranks for dim, t in shards)
@@ -241,15 +241,15 @@ class Survey:
 
 
 def search_placements(
-    sample: Sample, truth: OracleResult, ranks: int, claimed: Sequence[Claim], seed: int
+    sample: Sample, oracle: OracleResult, ranks: int, claimed: Sequence[Claim], seed: int
 ) -> MissingRuleSearch:
     """Every tuple of input placements, and the output placements that hold for it."""
     seen = MissingRuleSearch(claimed={str(c.rule) for c in claimed})
-    if truth.metadata_only or dtensor.rewrites_arguments(overload(sample.op)) or not _is_conclusive(sample, truth):
+    if oracle.metadata_only or dtensor.rewrites_arguments(overload(sample.op)) or not _is_conclusive(sample, oracle):
         return seen
     if written_leaves(sample.call):  # a mutated argument must keep its placement, which leaves nothing to search
         return seen
-    probe = Probe(sample, truth, ranks, seed=seed)
+    probe = Probe(sample, oracle, ranks, seed=seed)
     writes = mutates(sample.op)
     todo, every = input_tuples(sample, ranks)
     if len(todo) < every:
@@ -258,8 +258,8 @@ def search_placements(
         seen.tried.add(shorts(inputs))
         if all(isinstance(p, Replicate) for p in inputs):
             continue
-        per_output = [probe.placements(inputs, i, probe.draws(inputs)) for i in range(len(truth.outputs))]
-        seen.combinations += sum(3 + out.ndim + 2 for out in truth.outputs)
+        per_output = [probe.placements(inputs, i, probe.draws(inputs)) for i in range(len(oracle.outputs))]
+        seen.combinations += sum(3 + out.ndim + 2 for out in oracle.outputs)
         for outputs in product(*per_output) if all(per_output) else ():
             if not writes or outputs[0] == inputs[0]:  # a mutated argument keeps its placement
                 rule = Rule(sample.op, inputs, outputs)
@@ -267,14 +267,14 @@ def search_placements(
     return seen
 
 
-def _is_conclusive(sample: Sample, truth: OracleResult) -> bool:
+def _is_conclusive(sample: Sample, oracle: OracleResult) -> bool:
     """Whether rules that hold on this sample prove anything: for equal elements, booleans or one integer nearly every
     placement holds."""
-    if not truth.outputs or not all(isinstance(o, Tensor) for o in truth.outputs):
+    if not oracle.outputs or not all(isinstance(o, Tensor) for o in oracle.outputs):
         return False
     if all(t.dtype == torch.bool for t in sample.tensors):
         return False
-    return all(has_distinct_elements(o) or (o.numel() == 1 and o.dtype.is_floating_point) for o in truth.outputs)
+    return all(has_distinct_elements(o) or (o.numel() == 1 and o.dtype.is_floating_point) for o in oracle.outputs)
 
 
 def with_replicated_extremes(rule: Rule) -> Rule:

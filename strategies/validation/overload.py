@@ -77,7 +77,7 @@ def validate_overload(task: OverloadTask, note: Note) -> list[TaskResult]:
         if not recorder.meshes(number):
             continue
         try:
-            every = _noted(_variations(number, recorder), task.truth_step(number), note)
+            every = _noted(_variations(number, recorder), task.oracle_step(number), note)
             found.extend(
                 (one[0], _try(one, number, recorder, note)) for one in every
             )  # an error keeps what came before
@@ -109,7 +109,7 @@ class Recorder:
     def meshes(self, number: int) -> list[int]:
         """The meshes on which this sample is wanted and has not killed a worker, by number."""
         task, dtypes = self.task, dtype_class(self.task.samples[number])
-        if task.truth_step(number) in task.skip:
+        if task.oracle_step(number) in task.skip:
             return []
         units = [WorkUnit(task.op, task.kind, dtypes, mesh) for mesh in task.meshes]
         free = [i for i in range(len(units)) if task.step(number, i) not in task.skip]
@@ -154,8 +154,8 @@ class Recorder:
         """
         turns = self.turns(sample).values
         return {
-            name: truth
-            for name, truth in variants.items()
+            name: oracle
+            for name, oracle in variants.items()
             if turns[name] == 1 or meshes[turns[name] % len(meshes)] == i
         }
 
@@ -219,35 +219,35 @@ def _variations(number: int, recorder: Recorder) -> Iterable[Variation]:
     """The sample and other calls made from it, each with its oracle and the name of its form."""
     sample, seed = recorder.task.samples[number], recorder.task.seed
     try:
-        truth = run_oracle(sample, seed=seed)
+        oracle = run_oracle(sample, seed=seed)
     except REJECTIONS as error:
         recorder.skipped(number, f"the op refuses this sample: {type(error).__name__}")
         return
-    if truth.unstable > MAX_JUMP_SHARE:
+    if oracle.unstable > MAX_JUMP_SHARE:
         recorder.skipped(number, "ill-conditioned: one-ulp noise moves most of the result")
         return
     if not recorder.source.varied:
-        yield sample, truth, ""
+        yield sample, oracle, ""
         return
     traced = dtensor.registry_of(overload(sample.op)) == "decomposition"
     turns = recorder.turns(sample)
     yield from variations(
-        sample, truth, number, seed=seed, traced=traced, turns=turns.forms, refused=turns.refused_forms
+        sample, oracle, number, seed=seed, traced=traced, turns=turns.forms, refused=turns.refused_forms
     )
     yield from recorder.undrawn(sample).calls(sample, seed)
 
 
 def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> dict[int, MissingRuleSearch]:
     """Test its claims on each mesh and record the results.  Returns the result of the search by number of ranks."""
-    task, (sample, truth, name) = recorder.task, variation
+    task, (sample, oracle, name) = recorder.task, variation
     own = task.samples[number]
     seen: dict[int, MissingRuleSearch] = {}
     refused = False
-    about = recorder.source.about(sample, truth, number)
+    about = recorder.source.about(sample, oracle, number)
     budget = VALUES_PER_FORM if name else recorder.values(own)
     turns = recorder.turns(own)
     variants = adverse(
-        sample, truth, number, seed=task.seed, budget=budget, turns=turns.values, refused=turns.refused_values
+        sample, oracle, number, seed=task.seed, budget=budget, turns=turns.values, refused=turns.refused_values
     )
     meshes = recorder.meshes_in_turn(number, name)
     for i in meshes:
@@ -278,11 +278,11 @@ def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> d
         here = recorder.on_mesh(variants, own, i, meshes)
         by_dtensor = recorder.source.varied
         for instance in check_claims(
-            sample, truth, ranks, claimed, seed=task.seed, variants=here, by_dtensor=by_dtensor
+            sample, oracle, ranks, claimed, seed=task.seed, variants=here, by_dtensor=by_dtensor
         ):
             record_instance(result, instance, number)
         if task.search:
-            seen[ranks] = found = search_placements(sample, truth, ranks, claimed, task.seed)
+            seen[ranks] = found = search_placements(sample, oracle, ranks, claimed, task.seed)
             result.combinations += found.combinations
             result.skipped.update([found.untried] if found.untried else [])
     return seen

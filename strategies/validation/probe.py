@@ -32,8 +32,8 @@ from localtensor.layout import (
     within_slack,
 )
 from strategies.inputs.variants.all_variants import values_named
-from strategies.model import oracle
 from strategies.model.kernels import REJECTIONS, run_call
+from strategies.model.oracle import OracleResult, equal_within, ignoring_strides, mutates, strided_copies
 from strategies.model.rule import SEARCHED_KINDS, Call, Claim, LocalRun, Rule, Sample, written_leaves
 from strategies.model.verdict import UNDEFINED, Evidence, Instance, Verdict
 from strategies.validation.difference import (
@@ -76,7 +76,7 @@ class Case:
     rule: Rule
     ranks: int
     sample: Sample
-    truth: oracle.OracleResult
+    oracle: OracleResult
     held: tuple[tuple[Tensor, ...], ...]  # held[leaf][rank]
 
 
@@ -84,21 +84,21 @@ class Probe:
     """A sample on `ranks` ranks.
 
     `variant` names the input values and the way to decompose partial ones (see
-    `strategies.inputs.variants.adversarial`), "" for the sample's own.  `truth` is the oracle for those values.
+    `strategies.inputs.variants.adversarial`), "" for the sample's own.  `oracle` is the oracle for those values.
     """
 
-    def __init__(self, sample: Sample, truth: oracle.OracleResult, ranks: int, *, seed: int, variant: str = "") -> None:
-        self.sample, self.truth, self.ranks = sample, truth, ranks
+    def __init__(self, sample: Sample, oracle: OracleResult, ranks: int, *, seed: int, variant: str = "") -> None:
+        self.sample, self.oracle, self.ranks = sample, oracle, ranks
         self.seed, self.variant, self.kind = seed, variant, values_named(variant)
-        self.writes, self.written = oracle.mutates(sample.op), written_leaves(sample.call)
-        self._blind = oracle.ignoring_strides(sample.call, truth.inputs)
+        self.writes, self.written = mutates(sample.op), written_leaves(sample.call)
+        self._blind = ignoring_strides(sample.call, oracle.inputs)
         self._held: dict[tuple[int, Placement | None, int], Sequence[Tensor]] = {}
         self._local_results: dict[tuple[object, ...], LocalResults] = {}
         self._shapes_known: dict[tuple[int, Placement], Sequence[tuple[int, ...] | None]] = {}
 
     @functools.cached_property
     def _finite(self) -> bool:
-        return self.kind.wild or all(all_finite(x) for x in self.truth.inputs)
+        return self.kind.wild or all(all_finite(x) for x in self.oracle.inputs)
 
     def held(self, leaf: int, placement: Placement | None, draw: int) -> Sequence[Tensor]:
         """Each rank's piece of one input.  The same seed gives the same split, in any order of calls."""
@@ -108,7 +108,7 @@ class Probe:
         return self._held[key]
 
     def _split(self, leaf: int, placement: Placement, draw: int) -> Sequence[Tensor]:
-        x = self.truth.inputs[leaf]
+        x = self.oracle.inputs[leaf]
         if not isinstance(placement, Partial):
             pieces = split_axis(x, placement, self.ranks)
             return [piece.contiguous() for piece in pieces] if leaf in self._blind else pieces
@@ -190,11 +190,11 @@ class Probe:
     def _kernels_disagree(self, claim: Claim, draw: int, local: LocalResults) -> bool:
         """Whether the same pieces with gaps between their elements give other results: then torch's vectorised and scalar
         kernels differ on these values, and the rule is right.  False where no values are compared, as for a random op."""
-        if isinstance(local, str) or self.truth.metadata_only:
+        if isinstance(local, str) or self.oracle.metadata_only:
             return False
         call = self.sample.call
         pieces = zip(*(self.held(i, p, draw) for i, p in enumerate(claim.rule.inputs)), strict=True)
-        columns = list(zip(*(oracle.strided_copies(call, mine) for mine in pieces), strict=True))
+        columns = list(zip(*(strided_copies(call, mine) for mine in pieces), strict=True))
         again = self._on(columns, claim.run or claim.local, self.ranks, fresh=True)
         if isinstance(again, str):
             return False
@@ -203,7 +203,7 @@ class Probe:
 
     def _wraps(self, claim: Claim, draw: int, local: LocalResults) -> bool:
         """Whether parts of small integers leave their dtype's range, in their sum or in a result: int64 gives others."""
-        inputs, whole = claim.rule.inputs, self.truth.inputs
+        inputs, whole = claim.rule.inputs, self.oracle.inputs
         split = [i for i, p in enumerate(inputs) if isinstance(p, Partial)]
         if isinstance(local, str) or not split or not any(x.dtype in NARROW for x in whole):
             return False
@@ -217,7 +217,7 @@ class Probe:
     def _rounds(self, claim: Claim, draw: int, local: LocalResults, found: ResultDifference | None) -> bool:
         """Whether ranks that add up parts themselves differ by rounding: parts moved by one ulp change the results as much."""
         placed = claim.rule.inputs
-        parts = [isinstance(p, Partial) and is_inexact(x) for p, x in zip(placed, self.truth.inputs, strict=True)]
+        parts = [isinstance(p, Partial) and is_inexact(x) for p, x in zip(placed, self.oracle.inputs, strict=True)]
         if found is None or claim.run is None or isinstance(local, str) or not any(parts):
             return False
         columns = [self.held(i, p, draw) for i, p in enumerate(placed)]
@@ -239,10 +239,10 @@ class Probe:
             kernel = "not implemented for '" in local  # of this layout and dtype: no statement on the rule
             return None if kernel or (split and self.variant) else ResultDifference(local)
         for rank, out in enumerate(local):
-            if len(out) != len(self.truth.outputs):
-                return ResultDifference(f"rank {rank} gives {len(out)} results, the op {len(self.truth.outputs)}")
+            if len(out) != len(self.oracle.outputs):
+                return ResultDifference(f"rank {rank} gives {len(out)} results, the op {len(self.oracle.outputs)}")
         for i, placement in enumerate(outputs):
-            want = self.truth.outputs[i]
+            want = self.oracle.outputs[i]
             found = None
             if isinstance(want, (bool, int, float)) and placement is not None:
                 found = number_difference([out[i] for out in local], want, i)
@@ -260,27 +260,27 @@ class Probe:
     ) -> ResultDifference | None:  # fmt: skip
         """The difference of one result; `excused`: elements that are not finite may differ (see `singular_slack`).  `sizes` are the
         shapes of the pieces if not those of torch.chunk."""
-        want = self.truth.outputs[i]
+        want = self.oracle.outputs[i]
         kind = placement.reduce_op if isinstance(placement, Partial) else ""
         if kind and not is_reducible(kind, want.dtype):
             return ResultDifference(f"{kind} of {want.dtype}{UNDEFINED}", i)
         found = shape_difference(held, want, sizes or self._shapes(i, placement), i)
         if found:
             return found
-        slack = self.truth.slack[i]
+        slack = self.oracle.slack[i]
         # A cast of NaN to an integer is not defined.
         has_wild_values = want.dtype.is_floating_point or want.dtype == torch.bool
-        if self.truth.metadata_only or slack is None or (self.kind.wild and not has_wild_values):
+        if self.oracle.metadata_only or slack is None or (self.kind.wild and not has_wild_values):
             return None
         if self.variant and kind == "avg" and not is_inexact(want):
             return None  # the sum of integers near the ends of their dtype wraps, and divided is no average
         for rank, got in assembled(held, placement):
-            if oracle.equal_within(got, want, slack):
+            if equal_within(got, want, slack):
                 continue  # most results; what follows makes the slack larger only
             if kind in ROUNDED:
-                slack = slack + folding_error(held, coarsest_eps(self.truth.inputs, [(p,) for p in inputs]))
+                slack = slack + folding_error(held, coarsest_eps(self.oracle.inputs, [(p,) for p in inputs]))
             slack = singular_slack(got, want, slack, self.kind) if excused and self._finite else slack
-            if not oracle.equal_within(got, want, slack):
+            if not equal_within(got, want, slack):
                 apart = ElementDifference.of(got, want, slack)
                 who = f"rank {rank} makes" if rank is not None else "the parts make" if kind else "the shards make"
                 problem = f"{who} {apart.got} at {apart.place}, the op gives {apart.want} ({apart.share})"
@@ -291,7 +291,7 @@ class Probe:
         """The shape of each rank's piece of result i; None where it has no such dim."""
         known = self._shapes_known.get((i, placement))
         if known is None:
-            want = self.truth.outputs[i]
+            want = self.oracle.outputs[i]
             there = has_dim(placement, want)
             known = self._shapes_known[i, placement] = [
                 local_shape(want.shape, placement, self.ranks, rank) if there else None for rank in range(self.ranks)
@@ -300,7 +300,7 @@ class Probe:
 
     def placements(self, inputs: Sequence[Placement | None], i: int, draws: Iterable[int]) -> list[Placement]:
         """Every placement that output i may have, by the local results of all draws; R alone, if it is among them."""
-        want = self.truth.outputs[i]
+        want = self.oracle.outputs[i]
         left: list[Placement] | None = None
         for draw in draws:
             local = self.local(inputs, draw)
@@ -308,7 +308,7 @@ class Probe:
             if not held or any(not isinstance(h, Tensor) or h.dtype != want.dtype for h in held):
                 return []
             whole = all(h.shape == want.shape for h in held)
-            coarse = coarsest_eps(self.truth.inputs, [(p,) for p in inputs])
+            coarse = coarsest_eps(self.oracle.inputs, [(p,) for p in inputs])
             here = self._held_whole(held, i, coarse) if whole else self._held_cut(held, i)
             left = here if left is None else [p for p in left if p in here]
             if not left:
@@ -317,7 +317,7 @@ class Probe:
 
     def _held_whole(self, held: Sequence[Tensor], i: int, coarse: float) -> list[Placement]:
         """R and the Partials that pieces of the whole shape may be, all compared at once."""
-        want, slack = self.truth.outputs[i], self.truth.slack[i]
+        want, slack = self.oracle.outputs[i], self.oracle.slack[i]
         if slack is None:
             return []
         stack = torch.stack(list(held))
@@ -336,28 +336,28 @@ class Probe:
 
     def _held_cut(self, held: Sequence[Tensor], i: int) -> list[Placement]:
         """The Shards that these pieces may be."""
-        want, slack, found = self.truth.outputs[i], self.truth.slack[i], list[Placement]()
+        want, slack, found = self.oracle.outputs[i], self.oracle.slack[i], list[Placement]()
         for dim in range(want.ndim):
             shapes = [local_shape(want.shape, Shard(dim), self.ranks, rank) for rank in range(self.ranks)]
             fits = shapes == [tuple(h.shape) for h in held]
-            if slack is not None and fits and oracle.equal_within(torch.cat(list(held), dim), want, slack):
+            if slack is not None and fits and equal_within(torch.cat(list(held), dim), want, slack):
                 found.append(Shard(dim))
         return found
 
     def case(self, rule: Rule, draw: int) -> Case:
         """The case of a rule, with the inputs of that decomposition."""
         held = tuple(tuple(self.held(i, p, draw)) for i, p in enumerate(rule.inputs))
-        return Case(rule, self.ranks, self.sample, self.truth, held)
+        return Case(rule, self.ranks, self.sample, self.oracle, held)
 
 
 def check_claims(
     sample: Sample,
-    truth: oracle.OracleResult,
+    oracle: OracleResult,
     ranks: int,
     claims: Sequence[Claim],
     *,
     seed: int,
-    variants: Mapping[str, oracle.OracleResult] | None = None,
+    variants: Mapping[str, OracleResult] | None = None,
     by_dtensor: bool = False,
 ) -> list[Instance]:
     """The verdict on every claim about one sample.
@@ -366,7 +366,7 @@ def check_claims(
     Claims that only DTensor's own dispatch can judge are SUSPECT, with the reason.  With `by_dtensor`, those of values that DTensor cannot
     gather are UNTESTABLE.
     """
-    probes = [Probe(sample, truth, ranks, seed=seed)]
+    probes = [Probe(sample, oracle, ranks, seed=seed)]
     probes += [Probe(sample, values, ranks, seed=seed, variant=name) for name, values in (variants or {}).items()]
     return [_instance(probes, claim, by_dtensor) for claim in claims]
 
@@ -380,17 +380,17 @@ def _instance(probes: Sequence[Probe], claim: Claim, by_dtensor: bool) -> Instan
     if claim.whole:
         return made(Verdict.SUSPECT, Evidence(claim.whole))
     partial = any(isinstance(p, Partial) for p in claim.rule.inputs)
-    if unclear := not_gathered(claim.rule, first.truth.inputs, by_dtensor=by_dtensor):
+    if unclear := not_gathered(claim.rule, first.oracle.inputs, by_dtensor=by_dtensor):
         return made(Verdict.UNTESTABLE, Evidence(f"{unclear} means nothing for this dtype"))
-    if nowhere := [p for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if p and not has_dim(p, t)]:
+    if nowhere := [p for p, t in zip(claim.rule.inputs, first.oracle.inputs, strict=True) if p and not has_dim(p, t)]:
         return made(Verdict.UNTESTABLE, Evidence(f"{short(nowhere[0])} of a tensor that has no such dim"))
     for probe in probes:
         if not probe.kind.asks(partial):
             continue
         evidence = probe.judge(claim)
         if evidence:
-            other = non_arithmetic_partial(claim.rule, first.truth.inputs, first.truth.outputs)
+            other = non_arithmetic_partial(claim.rule, first.oracle.inputs, first.oracle.outputs)
             if other:
                 return made(Verdict.UNTESTABLE, Evidence(f"{other} is no value to compute with"))
             return made(Verdict.UNSOUND, evidence)
-    return made(Verdict.SOUND, Evidence(first.truth.metadata_only))
+    return made(Verdict.SOUND, Evidence(first.oracle.metadata_only))

@@ -161,9 +161,9 @@ def near(a, b, scale):
 
 def twin_says(held, placement, want):
     """Whether these local tensors make `want` under a placement, element by element."""
-    shape, truth = nest(want)
+    shape, oracle = nest(want)
     local = [nest(h) for h in held]
-    sizes = [abs(v) for _, values in local for v in values.values()] + [abs(v) for v in truth.values()]
+    sizes = [abs(v) for _, values in local for v in values.values()] + [abs(v) for v in oracle.values()]
     scale = max(sizes, default=0.0)
     ranks = len(held)
     if isinstance(placement, Shard):
@@ -174,15 +174,15 @@ def twin_says(held, placement, want):
             asked[placement.dim] = rows_of(shape[placement.dim], ranks, rank)
             if got != tuple(asked):
                 return False
-            if not all(near(values[place], truth[i], scale) for i, place in piece_of(shape, placement, ranks, rank)):
+            if not all(near(values[place], oracle[i], scale) for i, place in piece_of(shape, placement, ranks, rank)):
                 return False
         return True
     if any(got != shape for got, _ in local):
         return False
     if isinstance(placement, Replicate):
-        return all(near(values[i], truth[i], scale) for _, values in local for i in truth)
+        return all(near(values[i], oracle[i], scale) for _, values in local for i in oracle)
     fold = FOLDS[placement.reduce_op]
-    return all(near(fold([values[i] for _, values in local]), truth[i], scale) for i in truth)
+    return all(near(fold([values[i] for _, values in local]), oracle[i], scale) for i in oracle)
 
 
 OPS = (

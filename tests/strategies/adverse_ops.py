@@ -73,15 +73,15 @@ def tried(
     told = run_oracle(sample)
     for turn in range(turns if forms else 1):
         counted = Counter({form.name: turn for form in forms})
-        for one, truth, name in variations(
+        for one, oracle, name in variations(
             sample, told, turn, seed=0, traced=False, budget=99, turns=counted, forms=forms
         ):
             if turn and not name:
                 continue
-            others = adverse(one, truth, turn + len(found), seed=0, budget=each if name else 99, values=kinds)
+            others = adverse(one, oracle, turn + len(found), seed=0, budget=each if name else 99, values=kinds)
             claims = [Claim(Rule(one.op, *_sides(text)), "planted") for text in rule(one)]
             for ranks in (2, 3, 4):
-                found += check_claims(one, truth, ranks, claims, seed=0, variants=others)
+                found += check_claims(one, oracle, ranks, claims, seed=0, variants=others)
     return found
 
 

@@ -49,9 +49,9 @@ def probe(one: Sample, ranks: int = 2, seed: int = 0) -> Probe:
 
 def judged(one: Sample, text: str, *, ranks: int = 2, seed: int = 0, extremes: bool = False, **claim: Any) -> Instance:
     """The verdict on one rule; `extremes` asks it of NaN and infinities too."""
-    what, truth = Claim(rule(one, text), "test", **claim), run_oracle(one)
-    wild = oracle_with_values(one, truth, "specials", seed) if extremes else None
-    (instance,) = check_claims(one, truth, ranks, [what], seed=seed, variants={"specials": wild} if wild else None)
+    what, oracle = Claim(rule(one, text), "test", **claim), run_oracle(one)
+    wild = oracle_with_values(one, oracle, "specials", seed) if extremes else None
+    (instance,) = check_claims(one, oracle, ranks, [what], seed=seed, variants={"specials": wild} if wild else None)
     return instance
 
 

@@ -47,7 +47,7 @@ class Found:
     def op(self) -> str:
         return self.program.sample.op
 
-    def truth(self) -> OracleResult:
+    def oracle(self) -> OracleResult:
         """What the op, and what follows it, gives on whole tensors."""
         program = self.program
         if " on (" not in self.rule:
@@ -96,7 +96,7 @@ def play(found: Sequence[Found], *, lockstep: bool = False) -> dict[str, Confirm
             groups: dict[Any, dict[str, MeshTask[Confirmation]]] = {}
             for one in found:
                 try:
-                    work = mesh_task_of(one.program, one.truth(), one.fresh_parts())
+                    work = mesh_task_of(one.program, one.oracle(), one.fresh_parts())
                 except (*REJECTIONS, LocalTensorError) as error:
                     validated[one.rule] = Confirmation("", f"no such program: {error_in_one_line(error)}")
                     continue

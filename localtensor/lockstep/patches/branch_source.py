@@ -157,7 +157,7 @@ def _comparisons(tree: ast.Module, file: str, place: tuple[int, ...], local: set
             leads = _answer(node, node, place, inner=True)
             names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
             if leads is not None:
-                tested = _function(TEST, sorted(names & local), _truth_of(node), file)
+                tested = _function(TEST, sorted(names & local), _test_of(node), file)
                 lines = (node.lineno, node.end_lineno or node.lineno)
                 yield Branch(
                     tested,
@@ -338,7 +338,7 @@ def branch_of(
     whole = node if isinstance(node, ast.Assign | ast.AnnAssign) else test
     lines = (whole.lineno, whole.end_lineno or whole.lineno)
     common = (reads, tuple(variables), tuple(sorted(assigns)), leads, lasts, lines)
-    tested = _function(TEST, variables, _truth_of(test), file)
+    tested = _function(TEST, variables, _test_of(test), file)
     if isinstance(node, ast.If):
         arm = (node.body[0].lineno, node.body[-1].end_lineno or 0) if node.orelse else (0, 0)
         if node.orelse and arm[0] <= lines[1]:
@@ -373,7 +373,7 @@ def _asks_once(one: ast.expr) -> bool:
     )
 
 
-def _truth_of(test: ast.expr) -> list[ast.stmt]:
+def _test_of(test: ast.expr) -> list[ast.stmt]:
     body = _on_line(ast.parse("return not not None").body, test.lineno)
     body[0].value.operand.operand = test  # type: ignore[attr-defined]
     return body

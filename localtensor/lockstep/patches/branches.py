@@ -79,10 +79,10 @@ def run_for_some_ranks(mode: Any, values: Array, held: Array | None) -> bool | N
     here = mode.everyone.row_of != NOWHERE
     here = here if held is None else here & held
     before = Variables(frame)
-    truth = _truth(mode, branch, frame, before, values, here)
-    groups = by_value(truth.astype(np.int64), here)
+    results = _test_results(mode, branch, frame, before, values, here)
+    groups = by_value(results.astype(np.int64), here)
     if groups.rows == 1 or branch.fails:
-        return branch.leads is bool(truth[here].all())
+        return branch.leads is bool(results[here].all())
     return None if branch.whole else _run(mode, branch, frame, before, groups)
 
 
@@ -110,18 +110,18 @@ def _run(mode: Any, branch: Branch, frame: FrameType, before: Variables, groups:
     return not branch.leads
 
 
-def _truth(mode: Any, branch: Branch, frame: FrameType, before: Variables, values: Array, held: Array) -> Array:
+def _test_results(mode: Any, branch: Branch, frame: FrameType, before: Variables, values: Array, held: Array) -> Array:
     """Whether the condition holds, by rank: it is evaluated for each kind of rank, where it asks for a value that differs."""
-    truth, left = np.zeros(mode.world, bool), [by_value(values.astype(np.int64), held)]
+    results, left = np.zeros(mode.world, bool), [by_value(values.astype(np.int64), held)]
     while left:
         groups = left.pop()
         for row in range(groups.rows):
             kind = ranks_of_row(groups, row)
             try:
-                truth[kind.held] = _called(mode, branch, branch.test, frame, before, kind)
+                results[kind.held] = _called(mode, branch, branch.test, frame, before, kind)
             except _Differs as found:
                 left.append(by_value(found.args[0].astype(np.int64), kind.held))
-    return truth
+    return results
 
 
 def _called(mode: Any, branch: Branch, code: CodeType, frame: FrameType, before: Variables, kind: Partition) -> Any:

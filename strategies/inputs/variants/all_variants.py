@@ -38,7 +38,7 @@ OWN_VALUES = Values("", "the sample's own values", lambda sample, rng: sample.te
 
 def variations(
     sample: Sample,
-    truth: OracleResult,
+    oracle: OracleResult,
     number: int,
     *,
     seed: int,
@@ -55,7 +55,7 @@ def variations(
     forms with the fewest turns come first, rotated by `number`.  Pass one counter for all samples of an overload, in
     their order.  `refused` counts how often a form made no call that the op accepts, and is updated.
     """
-    yield sample, truth, ""
+    yield sample, oracle, ""
     refused = Counter() if refused is None else refused
     turns = Counter() if turns is None else turns
     own = sample.origin.startswith("samples()")  # the user's own samples: only calls with the same results
@@ -68,7 +68,7 @@ def variations(
         free = number < form.always and not traced
         if not left and not free:
             return
-        found = _first(form, sample, truth, turns[form.name], seed, seen)
+        found = _first(form, sample, oracle, turns[form.name], seed, seen)
         if found is None:
             refused[form.name] += 1
         else:
@@ -126,7 +126,7 @@ def mesh_samples(found: Sequence[Sample], most: int) -> list[Sample]:
 
 
 def _first(
-    form: InputForm, sample: Sample, truth: OracleResult, turn: int, seed: int, seen: set[str]
+    form: InputForm, sample: Sample, oracle: OracleResult, turn: int, seed: int, seen: set[str]
 ) -> tuple[Sample, OracleResult] | None:
     """The first call of this form that the op accepts and that was not tested before; each turn starts with another."""
     made = list(itertools.islice(form.make(sample), CANDIDATES))
@@ -134,9 +134,9 @@ def _first(
     fresh = [other for other in (*made[start:], *made[:start]) if form.same or _key(other) not in seen]
     for other in fresh[:MOST_REJECTED]:
         seen.add(_key(other))
-        oracle = run_stable_oracle(other, seed=seed)
-        if oracle is not None and (not form.same or same_results(truth, oracle)):
-            return other, oracle
+        found = run_stable_oracle(other, seed=seed)
+        if found is not None and (not form.same or same_results(oracle, found)):
+            return other, found
     return None
 
 
@@ -152,31 +152,31 @@ def values_named(variant: str) -> Values:
     return next((kind for kind in VALUES if kind.name == variant), OWN_VALUES)
 
 
-def oracle_with_values(sample: Sample, truth: OracleResult, variant: str, seed: int) -> OracleResult | None:
+def oracle_with_values(sample: Sample, oracle: OracleResult, variant: str, seed: int) -> OracleResult | None:
     """The oracle of the sample with the values of that name; None where they do not apply.
 
-    It is determined by the seed.  `truth` is the oracle of the sample's own values.
+    It is determined by the seed.  `oracle` is the oracle of the sample's own values.
     """
     kind = values_named(variant)
     if kind is OWN_VALUES:
-        return truth
-    made = None if truth.metadata_only else kind.make(sample, values_generator(variant, seed))
+        return oracle
+    made = None if oracle.metadata_only else kind.make(sample, values_generator(variant, seed))
     if made is None:
         return None
-    if all(a is b for a, b in zip(made, truth.inputs, strict=True)):
-        return truth
+    if all(a is b for a, b in zip(made, oracle.inputs, strict=True)):
+        return oracle
     other = run_stable_oracle(sample, made, seed=seed)
-    return other if other is not None and _shapes(other) == _shapes(truth) else None
+    return other if other is not None and _shapes(other) == _shapes(oracle) else None
 
 
-def _shapes(truth: OracleResult) -> list[object]:
+def _shapes(oracle: OracleResult) -> list[object]:
     """The shapes of the results: claims hold only for values with the shapes of the sample's own."""
-    return [getattr(o, "shape", None) for o in truth.outputs]
+    return [getattr(o, "shape", None) for o in oracle.outputs]
 
 
 def adverse(
     sample: Sample,
-    truth: OracleResult,
+    oracle: OracleResult,
     number: int,
     *,
     seed: int,
@@ -196,7 +196,7 @@ def adverse(
     for kind in sorted(values, key=lambda kind: (turns[kind.name], shift[kind.name])):
         if len(found) == budget:
             break
-        other = oracle_with_values(sample, truth, kind.name, seed)
+        other = oracle_with_values(sample, oracle, kind.name, seed)
         if other is None:
             refused[kind.name] += 1
         else:

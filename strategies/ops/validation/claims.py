@@ -64,8 +64,8 @@ class OwnRuleSource:
     def __init__(self, entry: OpRule) -> None:
         self.entry = entry
 
-    def about(self, sample: Sample, truth: OracleResult, number: int) -> OwnRuleClaims:
-        return OwnRuleClaims(self.entry, sample, truth)
+    def about(self, sample: Sample, oracle: OracleResult, number: int) -> OwnRuleClaims:
+        return OwnRuleClaims(self.entry, sample, oracle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,12 @@ class OwnRuleClaims:
 
     entry: OpRule
     sample: Sample
-    truth: OracleResult
+    oracle: OracleResult
     drawn: tuple[int, int] | None = None
     failures: Sequence[str] = ()
 
     def claims(self, ranks: int) -> list[Claim]:
-        return own_claims(self.entry, self.sample, ranks, self.truth.raw)
+        return own_claims(self.entry, self.sample, ranks, self.oracle.raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +120,15 @@ def _tried(
     entry: OpRule, sample: Sample, number: int, ranks: Sequence[int], seed: int, budget: int, turns: VariantCounts
 ) -> Iterator[Instance | None]:
     """None for each sample and form that is tested, followed by its instances."""
-    truth = run_stable_oracle(sample, seed=seed)
-    if truth is None:
+    oracle = run_stable_oracle(sample, seed=seed)
+    if oracle is None:
         return
-    for form, oracle, name in variations(sample, truth, number, seed=seed, traced=False, turns=turns.forms):
+    for form, form_oracle, name in variations(sample, oracle, number, seed=seed, traced=False, turns=turns.forms):
         yield None
-        others = adverse(form, oracle, number, seed=seed, budget=1 if name else budget, turns=turns.values)
+        others = adverse(form, form_oracle, number, seed=seed, budget=1 if name else budget, turns=turns.values)
         for size in ranks:
-            claimed = OwnRuleSource(entry).about(form, oracle, number).claims(size)
-            yield from check_claims(form, oracle, size, claimed, seed=seed, variants=others)
+            claimed = OwnRuleSource(entry).about(form, form_oracle, number).claims(size)
+            yield from check_claims(form, form_oracle, size, claimed, seed=seed, variants=others)
 
 
 LOOKUP, GRADIENT = "aten.embedding.default", "aten.embedding_dense_backward.default"

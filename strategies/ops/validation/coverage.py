@@ -132,17 +132,17 @@ def compare(
     wrong: set[str] = set()
     tried = 0
     for number, sample in enumerate(calls):
-        truth = run_stable_oracle(sample, seed=seed)
-        if truth is None:
+        oracle = run_stable_oracle(sample, seed=seed)
+        if oracle is None:
             continue
         tried += 1
-        for size, rule, verdict in _theirs(sample, truth, number, ranks, seed):
+        for size, rule, verdict in _theirs(sample, oracle, number, ranks, seed):
             name = str(rule)
             if verdict is not Verdict.SOUND:
                 wrong.add(name)
                 continue
-            same, served = _ours(entry, sample, truth, size, rule)
-            excused = documented_exception(rule, sample, flat_results(truth.raw))
+            same, served = _ours(entry, sample, oracle, size, rule)
+            excused = documented_exception(rule, sample, flat_results(oracle.raw))
             here = UncoveredRule(name, size, ", ".join(sample.arguments()), excused)
             before = found.get(name, (True, True, here))
             shown = before[2] if served or (not before[1] and not before[2].excused) else here
@@ -156,23 +156,23 @@ def compare(
 
 
 def _theirs(
-    sample: Sample, truth: OracleResult, number: int, ranks: Sequence[int], seed: int
+    sample: Sample, oracle: OracleResult, number: int, ranks: Sequence[int], seed: int
 ) -> Iterator[tuple[int, Rule, Verdict]]:
     """Each plain placement rule of DTensor for this call, except the all-replicated one, with our verdict.
 
     Where DTensor has a custom dispatch (a convolution exchanges rows of an image), the rule is tested without it.
     """
-    alone = dtensor.PropagatorQuery(sample, 1, truth.raw)
+    alone = dtensor.PropagatorQuery(sample, 1, oracle.raw)
     alone.partials = number < 2
     budget = len(adversarial_calls.VALUES) if number < THOROUGH else VALUES
-    others = adverse(sample, truth, number, seed=seed, budget=budget)
+    others = adverse(sample, oracle, number, seed=seed, budget=budget)
     for size in ranks:
         try:
-            claimed = claims(sample, size, truth.raw, alone)
+            claimed = claims(sample, size, oracle.raw, alone)
         except (*REJECTIONS, AttributeError, ArithmeticError):
             continue
         plain = [replace(one, whole="") for one in claimed if one.rule.plain and not _replicated(one.rule)]
-        for instance in check_claims(sample, truth, size, plain, seed=seed, variants=others):
+        for instance in check_claims(sample, oracle, size, plain, seed=seed, variants=others):
             if instance.verdict in (Verdict.SOUND, Verdict.UNSOUND):
                 yield size, instance.rule, instance.verdict
 
@@ -181,12 +181,12 @@ def _replicated(rule: Rule) -> bool:
     return all(p is None or isinstance(p, Replicate) for p in (*rule.inputs, *rule.outputs))
 
 
-def _ours(entry: OpRule | None, sample: Sample, truth: OracleResult, ranks: int, theirs: Rule) -> tuple[bool, bool]:
+def _ours(entry: OpRule | None, sample: Sample, oracle: OracleResult, ranks: int, theirs: Rule) -> tuple[bool, bool]:
     """Whether ours has the same placement rule, and whether ours covers it."""
     if entry is None:
         return False, False
-    tensors = [isinstance(x, Tensor) for x in flat_results(truth.raw)]
-    mine = [claim.rule for claim in own_claims(entry, sample, ranks, truth.raw)]
+    tensors = [isinstance(x, Tensor) for x in flat_results(oracle.raw)]
+    mine = [claim.rule for claim in own_claims(entry, sample, ranks, oracle.raw)]
     key = shorts(theirs.inputs), shorts(_of_tensors(theirs.outputs, tensors))
     same = any(key == (shorts(one.inputs), shorts(_of_tensors(one.outputs, tensors))) for one in mine)
     return same, same or any(covers(one, theirs, tensors) for one in mine)

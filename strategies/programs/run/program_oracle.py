@@ -68,23 +68,23 @@ def oracle_of_sample(sample: Sample, then: str, seed: int = 0, *, partial: bool 
         return OracleResult(sample.tensors, tuple(outputs), exact, raw)
     if then in RINGS:  # the op is random by its tag, for its dropout
         return run_function_oracle(followed.call, sample.tensors, seed=seed)
-    truth = run_oracle(followed, seed=seed)
-    if truth.metadata_only:
-        return truth
-    slack = list(truth.slack)
+    oracle = run_oracle(followed, seed=seed)
+    if oracle.metadata_only:
+        return oracle
+    slack = list(oracle.slack)
     for moved in _shaken(sample.tensors, seed, 1.0 if partial else 0.0):
         try:
             _, outs = run_call(followed.call, moved, mutates=mutates(sample.op))
         except REJECTIONS:  # it left the op's domain
             continue
-        slack = [_with_jumps(s, want, out) for s, want, out in zip(slack, truth.outputs, outs, strict=False)]
+        slack = [_with_jumps(s, want, out) for s, want, out in zip(slack, oracle.outputs, outs, strict=False)]
     if then:
         before = _before_last_step(sample, then)
         eps = max((torch.finfo(x.dtype).eps for x in before), default=0.0)
-        slack = [_with_coarse_dtype(s, want, eps) for s, want in zip(slack, truth.outputs, strict=True)]
+        slack = [_with_coarse_dtype(s, want, eps) for s, want in zip(slack, oracle.outputs, strict=True)]
         scale = max((float(max_abs(x)) for x in before), default=0.0)
-        slack = [_with_cancelling(s, want, scale) for s, want in zip(slack, truth.outputs, strict=True)]
-    return replace(truth, slack=tuple(slack), unstable=share_unstable(slack))
+        slack = [_with_cancelling(s, want, scale) for s, want in zip(slack, oracle.outputs, strict=True)]
+    return replace(oracle, slack=tuple(slack), unstable=share_unstable(slack))
 
 
 def dispatched_ops(program: Program) -> list[str]:

@@ -105,13 +105,13 @@ class ProgramRealRuns(RankProcesses):
         return self._confirmed(parts, functools.partial(case_confirmation, case), expected)
 
     def confirm_program(
-        self, program: Program, truth: OracleResult | None = None, *, expected: str = ""
+        self, program: Program, oracle: OracleResult | None = None, *, expected: str = ""
     ) -> Confirmation:
         """Run the program on real processes, as `confirm`.  Raises as `local_inputs_of` and `oracle_of_program` do."""
-        truth = truth or oracle_of_program(program)
+        oracle = oracle or oracle_of_program(program)
         coarse = coarsest_eps(program.sample.tensors, program.inputs)
         parts = program_tasks(program, self.device, self.home)
-        return self._confirmed(parts, lambda outs: _confirmation(truth, program.mesh, outs, (), coarse), expected)
+        return self._confirmed(parts, lambda outs: _confirmation(oracle, program.mesh, outs, (), coarse), expected)
 
     def _confirmed(
         self, parts: Sequence[ProgramRankTask], verdict: Callable[[Sequence[Outcome]], Confirmation], expected: str
@@ -149,7 +149,7 @@ def case_tasks(case: Case, device: str, home: RulesModule = ("", "")) -> list[Pr
     """The task of each rank for a case."""
     placements = tuple((p,) for p in case.rule.inputs if p is not None)
     made = ProgramRankTask(placed_call(case.sample.call, device), placements, (), (), (), device, home, (case.ranks,))
-    return rank_tasks(made, case.truth.inputs, case.held)
+    return rank_tasks(made, case.oracle.inputs, case.held)
 
 
 def program_tasks(program: Program, device: str, home: RulesModule = ("", "")) -> list[ProgramRankTask]:
@@ -202,16 +202,16 @@ def _folded(held: Sequence[Tensor], layout: Sequence[Placement], mesh: Sequence[
 def case_confirmation(case: Case, outcomes: Sequence[Outcome]) -> Confirmation:
     """The verdict on a real run of a case."""
     claimed = [short(p) for p in case.rule.outputs]
-    coarse = coarsest_eps(case.truth.inputs, [(p,) for p in case.rule.inputs])
-    return _confirmation(case.truth, (case.ranks,), outcomes, claimed, coarse)
+    coarse = coarsest_eps(case.oracle.inputs, [(p,) for p in case.rule.inputs])
+    return _confirmation(case.oracle, (case.ranks,), outcomes, claimed, coarse)
 
 
 def _confirmation(
-    truth: OracleResult, mesh: tuple[int, ...], outcomes: Sequence[Outcome], claimed: Sequence[str], coarse: float
+    oracle: OracleResult, mesh: tuple[int, ...], outcomes: Sequence[Outcome], claimed: Sequence[str], coarse: float
 ) -> Confirmation:
     fault = rank_runs.first_rank_failure(outcomes)
     if fault is None:
-        return confirmation_of(truth, mesh, rank_runs.returned_values(outcomes), claimed, coarse=coarse)
+        return confirmation_of(oracle, mesh, rank_runs.returned_values(outcomes), claimed, coarse=coarse)
     if fault.raised is None:
         return Confirmation(fault.text)
     note = f"the stage itself failed: {fault.raised.kind}: {fault.raised.message}"
@@ -232,7 +232,7 @@ def run_simulated_programs(programs: Sequence[Program], *, quick: bool = False) 
     and does not affect the others.  `ProgramRealRuns` confirms those that are `wrong`.
     """
     found: dict[int, Confirmation] = {}
-    truths: dict[Any, OracleResult] = {}
+    oracles: dict[Any, OracleResult] = {}
     for first in range(0, len(programs), BATCH):
         works: dict[int, MeshTask[Confirmation]] = {}
         around = quiet(), averages_as_sums("simulated"), torch.random.fork_rng(devices=[]), registrations_restored()
@@ -242,7 +242,7 @@ def run_simulated_programs(programs: Sequence[Program], *, quick: bool = False) 
             for number, program in enumerate(programs[first : first + BATCH], first):
                 try:
                     parts = program_tasks(program, "cpu")
-                    works[number] = mesh_task_of(program, _truth(program, truths), parts)
+                    works[number] = mesh_task_of(program, _oracle(program, oracles), parts)
                 except (*REJECTIONS, LocalTensorError) as error:
                     found[number] = Confirmation("", f"no such program: {error_in_one_line(error)}")
             found.update(
@@ -255,7 +255,7 @@ def run_simulated_programs(programs: Sequence[Program], *, quick: bool = False) 
     return [found[number] for number in range(len(programs))]
 
 
-def _truth(program: Program, known: dict[Any, OracleResult]) -> OracleResult:
+def _oracle(program: Program, known: dict[Any, OracleResult]) -> OracleResult:
     key = id(program.sample), program.then, program.seed, has_partial(program)
     if key not in known:
         # Without a GPU in use, torch.manual_seed would note three stacks, for devices that may come later.
@@ -270,7 +270,7 @@ def is_right(found: Confirmation) -> bool:
     return not found.wrong
 
 
-def mesh_task_of(program: Program, truth: OracleResult, parts: Sequence[ProgramRankTask]) -> MeshTask[Confirmation]:
+def mesh_task_of(program: Program, oracle: OracleResult, parts: Sequence[ProgramRankTask]) -> MeshTask[Confirmation]:
     """The work of all ranks for a program, and the function that compares their results with the oracle."""
 
     def verdict(given: dict[int, ProgramRankResult], fault: str) -> Confirmation:
@@ -279,7 +279,7 @@ def mesh_task_of(program: Program, truth: OracleResult, parts: Sequence[ProgramR
         if fault:
             return Confirmation(f"stops: {fault}")
         coarse = coarsest_eps(program.sample.tensors, program.inputs)
-        return confirmation_of(truth, program.mesh, list(given.values()), coarse=coarse)
+        return confirmation_of(oracle, program.mesh, list(given.values()), coarse=coarse)
 
     def on_rank(mesh: DeviceMesh, rank: int) -> ProgramRankResult:
         # An op in place writes to its pieces: each run of the same work begins with the values that were drawn.

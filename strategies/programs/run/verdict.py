@@ -29,20 +29,20 @@ from strategies.validation.probe import Case
 
 def rank_diagram(case: Case, results: Sequence[ProgramRankResult]) -> str:
     """The ranks' pieces of the arguments and the results of a case, as text."""
-    return _diagram(list(map(short, case.rule.inputs)), case.held, results, case.truth)
+    return _diagram(list(map(short, case.rule.inputs)), case.held, results, case.oracle)
 
 
-def program_rank_diagram(program: Program, truth: OracleResult, results: Sequence[ProgramRankResult]) -> str:
+def program_rank_diagram(program: Program, oracle: OracleResult, results: Sequence[ProgramRankResult]) -> str:
     """The same for a program, whose results are those of its follow-up step."""
     given = list(map(placements_text, program.inputs))
-    return _diagram(given, local_inputs_of(program), results, truth, tensors_made(program))
+    return _diagram(given, local_inputs_of(program), results, oracle, tensors_made(program))
 
 
 def _diagram(
     placements: Sequence[str],
     held: Sequence[Sequence[Tensor]],
     results: Sequence[ProgramRankResult],
-    truth: OracleResult,
+    oracle: OracleResult,
     made: Sequence[tuple[str, Tensor, tuple[Placement, ...]]] = (),
 ) -> str:
     lines = []
@@ -56,7 +56,7 @@ def _diagram(
         lines += [f"  rank {rank}  {tensor_text(one.pieces[i], 8)}" for rank, one in enumerate(results)]
         whole = tensor_text(results[0].whole[i], 8) if results[0].whole else "could not be assembled"
         lines.append(f"  together  {whole}")
-    for i, want in enumerate(truth.outputs):
+    for i, want in enumerate(oracle.outputs):
         lines.append(f"the op gives {tensor_text(want, 8)}" if i == 0 else f"  and        {tensor_text(want, 8)}")
     return "\n".join(lines)
 
@@ -158,7 +158,7 @@ def with_refusal(candidate: Candidate, outcome: Confirmation, suspected: bool) -
 
 
 def confirmation_of(
-    truth: OracleResult,
+    oracle: OracleResult,
     mesh: tuple[int, ...],
     results: Sequence[ProgramRankResult],
     claimed: Sequence[str] = (),
@@ -171,10 +171,10 @@ def confirmation_of(
     """
     results = tuple(results)
     failed = next((result for result in results if result.errors), None)
-    shape = "" if failed and failed.failed == "op" else _misshapen(truth, mesh, results)
+    shape = "" if failed and failed.failed == "op" else _misshapen(oracle, mesh, results)
     if shape:
         return Confirmation(shape, rank_results=results)
-    return _raised(failed, results) if failed else _compared(truth, results, claimed, coarse)
+    return _raised(failed, results) if failed else _compared(oracle, results, claimed, coarse)
 
 
 UNMOVED = "Invalid scalar type"
@@ -192,8 +192,8 @@ def _raised(failed: ProgramRankResult, results: tuple[ProgramRankResult, ...]) -
     return Confirmation("", f"{where} on every rank: {error}", rank_results=results, refused=error)
 
 
-def _misshapen(truth: OracleResult, mesh: tuple[int, ...], results: Sequence[ProgramRankResult]) -> str:
-    for i, want in enumerate(truth.outputs):
+def _misshapen(oracle: OracleResult, mesh: tuple[int, ...], results: Sequence[ProgramRankResult]) -> str:
+    for i, want in enumerate(oracle.outputs):
         if not isinstance(want, Tensor):
             continue
         for rank, one in enumerate(results):
@@ -218,10 +218,10 @@ def layout_or_none(text: str) -> tuple[Placement, ...] | None:
 
 
 def _compared(
-    truth: OracleResult, results: tuple[ProgramRankResult, ...], claimed: Sequence[str], coarse: float
+    oracle: OracleResult, results: tuple[ProgramRankResult, ...], claimed: Sequence[str], coarse: float
 ) -> Confirmation:
-    for i, want in enumerate(truth.outputs if not truth.metadata_only else ()):
-        slack = truth.slack[i]
+    for i, want in enumerate(oracle.outputs if not oracle.metadata_only else ()):
+        slack = oracle.slack[i]
         compared: list[Any] = []  # simulated ranks share equal values
         for rank, one in enumerate(results):
             got = one.whole[i] if i < len(one.whole) else None
@@ -231,7 +231,7 @@ def _compared(
             placement = one.placements[i] if i < len(one.placements) else "-"
             pieces = [other.pieces[i] for other in results if i < len(other.pieces)]
             lost = folding_error(pieces, coarse) if "P(" in placement and isinstance(want, Tensor) else 0.0
-            which = f"output {i}" if len(truth.outputs) > 1 else "result"
+            which = f"output {i}" if len(oracle.outputs) > 1 else "result"
             if isinstance(want, NUMBER):
                 problem = "" if _same_number(got, want, coarse) else f"is no tensor: got {got}, expected {want}"
             else:

@@ -215,8 +215,8 @@ def still_fails(
         if inputs is not None and program.inputs != inputs:
             return False
         try:
-            truth = run_oracle(program.sample, seed=program.seed)
-            if truth.unstable > MAX_JUMP_SHARE or _empty(truth):
+            oracle = run_oracle(program.sample, seed=program.seed)
+            if oracle.unstable > MAX_JUMP_SHARE or _empty(oracle):
                 return False
         except REJECTIONS:
             return False
@@ -239,10 +239,10 @@ class RuleWitness:
         self._questions: dict[str, dtensor.PropagatorQuery] = {}
         self._claimed: dict[str, Claim | None] = {}
         if instance.source == "decomposition":  # it rewrites no call, and another query would cost a trace
-            self._claimed[_key(self.start, case.truth)] = Claim(instance.rule, instance.source)
+            self._claimed[_key(self.start, case.oracle)] = Claim(instance.rule, instance.source)
         self._rewritten = True
         self._reason = ""
-        self._empty = _empty(case.truth)
+        self._empty = _empty(case.oracle)
         found = self._found(self.start)
         if found is not None:
             self._rewritten = found[0].local is not None
@@ -263,19 +263,19 @@ class RuleWitness:
         if program.inputs != self.start.inputs or program.then:
             return None
         try:
-            truth = run_oracle(program.sample, seed=self.seed)
-            if truth.unstable > MAX_JUMP_SHARE or _empty(truth) > self._empty:
+            oracle = run_oracle(program.sample, seed=self.seed)
+            if oracle.unstable > MAX_JUMP_SHARE or _empty(oracle) > self._empty:
                 return None
-            return self._probed(program, truth)
+            return self._probed(program, oracle)
         except (*REJECTIONS, AttributeError):  # DTensor's own rule may raise, too: then it has no claim
             return None
 
-    def _probed(self, program: Program, truth: OracleResult) -> tuple[Claim, Evidence] | None:
+    def _probed(self, program: Program, oracle: OracleResult) -> tuple[Claim, Evidence] | None:
         wild = not all(map(all_finite, program.sample.tensors))
-        probe = Probe(program.sample, truth, program.ranks, seed=self.seed, variant="specials" if wild else "")
+        probe = Probe(program.sample, oracle, program.ranks, seed=self.seed, variant="specials" if wild else "")
         if not self._rewritten and self._wrong(probe, Claim(self.rule, self.source_name)) is None:
             return None  # cheaper than a query whether DTensor claims it
-        claim = self._claim(program, truth)
+        claim = self._claim(program, oracle)
         if claim is None or claim.whole:
             return None
         evidence = self._wrong(probe, claim)
@@ -289,35 +289,35 @@ class RuleWitness:
             evidence = replace(evidence, reason=re.sub(r"^rank \d+", "every rank", evidence.reason))
         return evidence if not self._reason or same_kind(self._reason, evidence.reason) else None
 
-    def _claim(self, program: Program, truth: OracleResult) -> Claim | None:
+    def _claim(self, program: Program, oracle: OracleResult) -> Claim | None:
         """The claim of the rule for this program, if there is one; queried once for the same shapes and scalars."""
-        key = _key(program, truth)
+        key = _key(program, oracle)
         if key not in self._claimed:
-            alone = _key(replace(program, mesh=(1,)), truth)
+            alone = _key(replace(program, mesh=(1,)), oracle)
             if alone not in self._questions:
-                self._questions[alone] = dtensor.PropagatorQuery(program.sample, 1, truth.raw)
+                self._questions[alone] = dtensor.PropagatorQuery(program.sample, 1, oracle.raw)
                 self._questions[alone].partials = any(isinstance(p, Partial) for p in self.rule.inputs)
-            found = self._source(program.sample, program.ranks, truth.raw, self._questions[alone])
+            found = self._source(program.sample, program.ranks, oracle.raw, self._questions[alone])
             self._claimed[key] = next((claim for claim in found if claim.rule == self.rule), None)
         return self._claimed[key]
 
 
-def _key(program: Program, truth: OracleResult) -> str:
+def _key(program: Program, oracle: OracleResult) -> str:
     """All that a claim may depend on: scalars, and the shapes, strides and dtypes of tensors and results."""
-    metas = [(tuple(x.shape), x.stride(), x.dtype) for x in flat_results(truth.raw) if isinstance(x, Tensor)]
+    metas = [(tuple(x.shape), x.stride(), x.dtype) for x in flat_results(oracle.raw) if isinstance(x, Tensor)]
     strides = [x.stride() for x in program.sample.tensors]
     return repr((program.mesh, program.sample.arguments(), strides, metas))
 
 
 def program_of(case: Case, draw: int, seed: int) -> Program:
     """The case of a rule for one axis as a program with the same values."""
-    sample = Sample(case.sample.call, case.truth.inputs, case.sample.origin)
+    sample = Sample(case.sample.call, case.oracle.inputs, case.sample.origin)
     return Program(sample, (case.ranks,), tuple((p or Replicate(),) for p in case.rule.inputs), seed=seed, draw=draw)
 
 
-def _empty(truth: OracleResult) -> int:
+def _empty(oracle: OracleResult) -> int:
     """The number of results without elements."""
-    return sum(isinstance(x, Tensor) and not x.numel() for x in truth.outputs)
+    return sum(isinstance(x, Tensor) and not x.numel() for x in oracle.outputs)
 
 
 def _every_rank_raises(probe: Probe, claim: Claim, evidence: Evidence) -> bool:

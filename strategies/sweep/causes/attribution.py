@@ -154,7 +154,7 @@ def work_of(candidate: Candidate, seed: int) -> tuple[Program, MeshTask[Confirma
         return candidate.program, program_work(candidate.program)
     case = case_of(candidate.instance, seed)
     program = program_of(case, candidate.instance.evidence.draw, seed)
-    return program, mesh_task_of(program, case.truth, case_tasks(case, "cpu"))
+    return program, mesh_task_of(program, case.oracle, case_tasks(case, "cpu"))
 
 
 def program_work(program: Program) -> MeshTask[Confirmation]:

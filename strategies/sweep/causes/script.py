@@ -141,18 +141,18 @@ def scripts_of(case: Case, title: str, about: str, name: str) -> Iterator[Script
         return
     with contextlib.suppress(*REJECTIONS):
         inputs = _inputs(program)
-        truth = oracle_of_program(program)
+        oracle = oracle_of_program(program)
         plain = not mutates(program.sample.op)
         for spelling in dict.fromkeys((spelled(program.sample), raw_spelling(program.sample.call))):
             bodies: list[tuple[list[str], list[str]]] = []  # the lines, and the functions that they use
             if program.then in GRADS and plain and _has_plain_gradient(program, spelling):
                 bodies.append((_gradient(program, spelling), []))
-            elif not program.then and len(truth.outputs) == 1 and plain:
-                atol = slack_text(truth.outputs[0], truth.slack[0])
+            elif not program.then and len(oracle.outputs) == 1 and plain:
+                atol = slack_text(oracle.outputs[0], oracle.slack[0])
                 bodies.append(([f"return differs({_on_dtensors(spelling)}, {spelling}, {atol})"], []))
             if program.public_call:
-                bodies.append(_public(program, tolerances_code(truth)))
-            bodies.append(_general(program, spelling, tolerances_code(truth)))
+                bodies.append(_public(program, tolerances_code(oracle)))
+            bodies.append(_general(program, spelling, tolerances_code(oracle)))
             for lines, helpers in bodies:
                 shown = "\n".join([_mesh(program), *inputs, *lines])
                 told = "\n".join([*(text for text in helpers if text.startswith(("def op(", "def program("))), shown])

@@ -209,8 +209,8 @@ def assert_sharding(
     if not found.judged:
         raise NothingTested(call, str(claim), why, "Give inputs= that the function takes.")
     if found.wrong is not None:
-        case, (truth, held, wrong) = found.wrong
-        raise wrong_sharding(claim, case, truth, held, wrong, found.judged)
+        case, (oracle, held, wrong) = found.wrong
+        raise wrong_sharding(claim, case, oracle, held, wrong, found.judged)
 
 
 def _tensors(

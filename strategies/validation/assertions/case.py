@@ -39,7 +39,7 @@ class CaseRun:
     """The run of one case: the call, its oracle, the pieces `held[i][rank]` of each tensor, and the difference."""
 
     sample: model.Sample
-    truth: OracleResult
+    oracle: OracleResult
     held: tuple[tuple[Tensor, ...], ...]
     wrong: ResultDifference | None
 
@@ -99,19 +99,19 @@ def run_case(op: Op, rule: AssertedRule, case: RuleCase) -> CaseRun:
     sample = model.Sample(call, tuple(tensors), "")
     with torch.no_grad():
         try:
-            truth = run_oracle(sample)
+            oracle = run_oracle(sample)
         except REFUSALS as error:
             raise CaseSkipped(f"the op refuses it: {error_in_one_line(error)}") from None
-        _fit_outputs(rule, truth, len(model.written_leaves(call)))
-        if truth.unstable > MAX_JUMP_SHARE:
+        _fit_outputs(rule, oracle, len(model.written_leaves(call)))
+        if oracle.unstable > MAX_JUMP_SHARE:
             raise CaseSkipped("its result jumps when the inputs move by one unit in the last place")
-        probe = Probe(sample, truth, case.ranks, seed=case.split)
-        outputs = tuple(p or Replicate() for p in rule.outputs) if model.flat_results(truth.raw) else ()
+        probe = Probe(sample, oracle, case.ranks, seed=case.split)
+        outputs = tuple(p or Replicate() for p in rule.outputs) if model.flat_results(oracle.raw) else ()
         shown = probe.difference(model.Claim(model.Rule(op.name, rule.inputs, outputs), "assert_rule"))
         draw, wrong = shown if shown is not None else (0, None)
         held = tuple(tuple(probe.held(i, p, draw)) for i, p in enumerate(rule.inputs))
-    placed = [(p or Replicate(),) for p in result_placements(rule, len(truth.outputs), model.written_leaves(call))]
-    return CaseRun(sample, truth, held, with_author_message(wrong, placed) if wrong is not None else None)
+    placed = [(p or Replicate(),) for p in result_placements(rule, len(oracle.outputs), model.written_leaves(call))]
+    return CaseRun(sample, oracle, held, with_author_message(wrong, placed) if wrong is not None else None)
 
 
 def check_inputs(rule: AssertedRule, tensors: Sequence[Tensor], case: RuleCase) -> None:
@@ -136,8 +136,8 @@ def result_placements(rule: AssertedRule, count: int, writes: Sequence[int]) -> 
     return (*(() if nothing else rule.outputs), *(rule.inputs[i] for i in writes))
 
 
-def _fit_outputs(rule: AssertedRule, truth: OracleResult, writes: int) -> None:
-    results = truth.outputs[: len(truth.outputs) - writes]
+def _fit_outputs(rule: AssertedRule, oracle: OracleResult, writes: int) -> None:
+    results = oracle.outputs[: len(oracle.outputs) - writes]
     if len(results) != len(rule.outputs) and not (not results and rule.outputs == (None,)):
         raise RuleMisfit(f"the rule has {len(rule.outputs)} outputs, and the call {len(results)} results")
     for i, (placement, value) in enumerate(zip(rule.outputs, results)):

@@ -101,12 +101,12 @@ def script(case: RuleCase, ran: CaseRun, name: str, imports: str = "") -> str:
         inputs="\n".join(_input(ran, rule, i) for i in count),
         wholes=", ".join(f"x{i}" for i in count),
         pieces=", ".join(f"held{i}[rank]" for i in count),
-        comparisons="\n".join(_comparisons(case, ran, result_placements(rule, len(ran.truth.outputs), leaves))),
+        comparisons="\n".join(_comparisons(case, ran, result_placements(rule, len(ran.oracle.outputs), leaves))),
     )
 
 
 def _input(ran: CaseRun, rule: AssertedRule, i: int) -> str:
-    whole, placement, pieces = ran.truth.inputs[i], rule.inputs[i], ran.held[i]
+    whole, placement, pieces = ran.oracle.inputs[i], rule.inputs[i], ran.held[i]
     replicas = isinstance(placement, Replicate)
     held = f"[x{i}] * {len(pieces)}" if replicas else f"[{', '.join(map(tensor_literal, pieces))}]"
     return f"x{i} = {tensor_literal(whole)}\nheld{i} = {held}  # {short(placement)}"
@@ -115,8 +115,8 @@ def _input(ran: CaseRun, rule: AssertedRule, i: int) -> str:
 def _comparisons(case: RuleCase, ran: CaseRun, placed: Sequence[Placement | None]) -> list[str]:
     lines = []
     every = f"for rank in range({case.ranks}):"
-    for i, want in enumerate(ran.truth.outputs):
-        slack = slack_text(want, ran.truth.slack[i])
+    for i, want in enumerate(ran.oracle.outputs):
+        slack = slack_text(want, ran.oracle.slack[i])
         placement = placed[i] if i < len(placed) else None
         if isinstance(want, Tensor) and isinstance(placement, Partial):
             total = _total(placement.reduce_op, want)
@@ -203,7 +203,7 @@ def wrong_rule(case: RuleCase, ran: CaseRun, imports: str, judged: int = 1) -> W
 def _held(ran: CaseRun, rule: AssertedRule) -> list[str]:
     lines = []
     for i, placement in enumerate(rule.inputs):
-        lines.append(f"  tensor {i}  {tensor_text(ran.truth.inputs[i])}")
+        lines.append(f"  tensor {i}  {tensor_text(ran.oracle.inputs[i])}")
         if short(placement) != "R":
             pieces = "; ".join(f"rank {r} {tensor_text(x)}" for r, x in enumerate(ran.held[i]))
             lines.append(f"    {short(placement)}: {pieces}")

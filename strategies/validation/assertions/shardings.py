@@ -143,23 +143,23 @@ def run_sharding_case(
         if not has_one_meaning(layout, tuple(x.shape), x.dtype, case.mesh):
             raise CaseSkipped(f"{shorts(layout)} means nothing for {shape_text(x.shape, x.dtype)}")
     try:
-        truth = run_function_oracle(lambda given: flat_results(claim.fn(*given)), whole)
+        oracle = run_function_oracle(lambda given: flat_results(claim.fn(*given)), whole)
     except REFUSALS as error:
         raise CaseSkipped(f"the function refuses it: {error_in_one_line(error)}") from None
-    if len(truth.outputs) != len(claim.outputs) or not all(isinstance(v, Tensor) for v in truth.outputs):
-        problem = f"there are placements for {len(claim.outputs)} results, and it gives {len(truth.outputs)} values"
+    if len(oracle.outputs) != len(claim.outputs) or not all(isinstance(v, Tensor) for v in oracle.outputs):
+        problem = f"there are placements for {len(claim.outputs)} results, and it gives {len(oracle.outputs)} values"
         raise RuleMisfit(problem)
-    if truth.unstable > MAX_JUMP_SHARE:
+    if oracle.unstable > MAX_JUMP_SHARE:
         raise CaseSkipped("its result jumps when the inputs move by one unit in the last place")
-    if not case.empty and any(_too_small(v, p, case.mesh) for v, p in zip(truth.outputs, claim.outputs, strict=True)):
+    if not case.empty and any(_too_small(v, p, case.mesh) for v, p in zip(oracle.outputs, claim.outputs, strict=True)):
         raise CaseSkipped("a dim of a result is smaller than the axes that cut it")
     held = [
         cut_pieces(x, Spec(mesh, p, tuple(x.shape), x.dtype), case.split + 101 * i, exact=False)
         for i, (x, p) in enumerate(zip(whole, claim.inputs, strict=True))
     ]
     gave = _run(claim, case, whole, held)
-    wrong = gave if isinstance(gave, ResultDifference) else _compared(claim, truth, gave, mesh)
-    return (truth, held, wrong), wrong is None
+    wrong = gave if isinstance(gave, ResultDifference) else _compared(claim, oracle, gave, mesh)
+    return (oracle, held, wrong), wrong is None
 
 
 def _too_small(x: Tensor, layout: Layout, mesh: Sequence[int]) -> bool:
@@ -194,7 +194,7 @@ def _run(
         return ResultDifference(f"it does not run on DTensors: {str(fault).splitlines()[0]}")
 
 
-def _compared(claim: ShardingClaim, truth: OracleResult, gave: Sequence[Any], mesh: Mesh) -> ResultDifference | None:
+def _compared(claim: ShardingClaim, oracle: OracleResult, gave: Sequence[Any], mesh: Mesh) -> ResultDifference | None:
     for rank, out in enumerate(gave):
         if len(out) != len(claim.outputs):
             return ResultDifference(f"rank {rank} gives {len(out)} results, not {len(claim.outputs)}", rank=rank)
@@ -205,13 +205,13 @@ def _compared(claim: ShardingClaim, truth: OracleResult, gave: Sequence[Any], me
             if placements != claim.outputs[i]:
                 problem = f"result {i} has placements {shorts(placements)}, claimed are {shorts(claim.outputs[i])}"
                 return ResultDifference(problem, i, rank)
-    for i, want in enumerate(truth.outputs):
+    for i, want in enumerate(oracle.outputs):
         pieces = [out[i][1] for out in gave]
         parts = any(isinstance(p, Partial) for layout in claim.inputs for p in layout)
         if not has_one_meaning(claim.outputs[i], tuple(want.shape), want.dtype, mesh.sizes):
             problem = f"{shorts(claim.outputs[i])} means nothing for {shape_text(want.shape, want.dtype)}"
             return ResultDifference(f"result {i}: {problem}", i)
-        found = result_difference(pieces, want, truth.slack[i], claim.outputs[i], mesh, i, parts)
+        found = result_difference(pieces, want, oracle.slack[i], claim.outputs[i], mesh, i, parts)
         if found:
             return with_author_message(found, claim.outputs)
     return None
@@ -246,7 +246,7 @@ def result_difference(
 def wrong_sharding(
     claim: ShardingClaim,
     case: ShardingCase,
-    truth: OracleResult,
+    oracle: OracleResult,
     held: Sequence[Sequence[Tensor]],
     wrong: ResultDifference,
     judged: int,
@@ -259,7 +259,7 @@ def wrong_sharding(
     name = f"torch.{name}" if getattr(torch, name, None) is claim.fn else name
     sides = ", ".join(f"[{', '.join(map(_layout_code, side))}]" for side in (claim.inputs, claim.outputs))
     repeat = f"assert_sharding({name}, {sides}, inputs=[{argument_text(tuple(case.tensors))}], meshes=[{case.mesh}], splits=({case.split},), empty={case.empty})"
-    text = sharding_script(claim, case, truth, held, wrong)
+    text = sharding_script(claim, case, oracle, held, wrong)
     lines = [sentence, "", f"  the smallest of {judged} tried, on a mesh of {case.mesh}:"]
     for i, (x, layout) in enumerate(zip(case.whole, claim.inputs, strict=True)):
         lines.append(f"  tensor {i}  {shorts(layout)}  {tensor_text(x)}")
@@ -284,7 +284,7 @@ def _layout_code(layout: Layout) -> str:
 def sharding_script(
     claim: ShardingClaim,
     case: ShardingCase,
-    truth: OracleResult,
+    oracle: OracleResult,
     held: Sequence[Sequence[Tensor]],
     wrong: ResultDifference,
 ) -> str:
@@ -296,7 +296,7 @@ def sharding_script(
         inputs += [f"x{i} = {codec.tensor_literal(x)}", f"held{i} = [{pieces}]  # {shorts(layout)}"]
         placed = f"mesh, {_torch_code(layout)}, run_check=False, shape=x{i}.shape, stride=x{i}.stride()"
         inputs.append(f"d{i} = DTensor.from_local(held{i}[rank], {placed})")
-    slack = [codec.slack_text(want, s) for want, s in zip(truth.outputs, truth.slack, strict=True)]
+    slack = [codec.slack_text(want, s) for want, s in zip(oracle.outputs, oracle.slack, strict=True)]
     return _SCRIPT.format(
         what=f"{claim}\n\nThis is wrong on a mesh of {case.mesh}: {wrong.problem}", ranks=case.ranks, mesh=case.mesh,
         helpers=f"{codec.FLATTEN_FUNCTION}\n\n{codec.COMPARISON_FUNCTION}", names=Mesh.of(*case.mesh).names, function=function, and_more=and_more, inputs="\n".join(inputs),

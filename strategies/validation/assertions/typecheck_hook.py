@@ -57,7 +57,7 @@ class _Wrong:
 
     example: _Example
     sample: Sample
-    truth: OracleResult
+    oracle: OracleResult
     claim: Claim
     evidence: Evidence
 
@@ -163,28 +163,28 @@ def _judged(function: type, axis: str, example: _Example, seed: int, skipped: Co
     source = HookSource("typecheck_hooks", [(function, example.args)], axis)
     for sample in source.samples((), seed):
         try:
-            truth = run_oracle(sample, seed=seed)
+            oracle = run_oracle(sample, seed=seed)
         except REJECTIONS as error:
             skipped[f"the kernel refuses it: {error_in_one_line(error)}"] += 1
             continue
-        if truth.unstable > MAX_JUMP_SHARE:
+        if oracle.unstable > MAX_JUMP_SHARE:
             skipped["the kernel is ill-conditioned on these values"] += 1
             continue
-        about = source.about(sample, truth, 0)
+        about = source.about(sample, oracle, 0)
         claims = about.claims(example.ranks)
         skipped.update(about.failures)
         for claim in claims:
-            yield _wrong(example, sample, truth, claim, seed)
+            yield _wrong(example, sample, oracle, claim, seed)
 
 
-def _wrong(example: _Example, sample: Sample, truth: OracleResult, claim: Claim, seed: int) -> _Wrong | None:
-    (instance,) = check_claims(sample, truth, example.ranks, [claim], seed=seed)
+def _wrong(example: _Example, sample: Sample, oracle: OracleResult, claim: Claim, seed: int) -> _Wrong | None:
+    (instance,) = check_claims(sample, oracle, example.ranks, [claim], seed=seed)
     reason = instance.evidence.reason
     if instance.verdict.value != "unsound":
         return None
     if RAISES.search(reason) and not (example.own and _is_even(claim, sample, example.ranks)):
         return None  # the kernel may take no pieces of these sizes
-    return _Wrong(example, sample, truth, claim, instance.evidence)
+    return _Wrong(example, sample, oracle, claim, instance.evidence)
 
 
 def _is_even(claim: Claim, sample: Sample, ranks: int) -> bool:
@@ -231,12 +231,12 @@ def _still_wrong(function: type, axis: str, example: _Example, found: _Wrong, se
         if sample.op != found.sample.op or sample.call.args[2:] != found.sample.call.args[2:]:
             continue
         try:
-            truth = run_oracle(sample, seed=seed)
+            oracle = run_oracle(sample, seed=seed)
         except REJECTIONS:
             return None
-        for claim in source.about(sample, truth, 0).claims(example.ranks):
-            if str(claim.rule) == str(found.claim.rule) and truth.unstable <= MAX_JUMP_SHARE:
-                return _wrong(example, sample, truth, claim, seed)
+        for claim in source.about(sample, oracle, 0).claims(example.ranks):
+            if str(claim.rule) == str(found.claim.rule) and oracle.unstable <= MAX_JUMP_SHARE:
+                return _wrong(example, sample, oracle, claim, seed)
     return None
 
 
@@ -249,7 +249,7 @@ def _message(function: type, wrong: _Wrong) -> str:
     sample, claim, ranks = wrong.sample, wrong.claim, wrong.example.ranks
     wrt = sample.call.args[2] if len(sample.call.args) > 2 else ()
     what = f"the gradient of tensor {', '.join(map(str, wrt))}" if wrt else "the result"
-    probe = Probe(sample, wrong.truth, ranks, seed=0)
+    probe = Probe(sample, wrong.oracle, ranks, seed=0)
     lines = [
         f"{CALL}: {function.__name__} types {claim.source} on {ranks} ranks, and {what} is not that: {wrong.evidence.reason}",
         f"  call: {function.__name__}.apply({_shown(wrong.example.args)})",
@@ -258,6 +258,6 @@ def _message(function: type, wrong: _Wrong) -> str:
         own = "cotangent" if i >= len(wrong.example.tensors) else f"tensor {i}"
         for rank, x in enumerate(probe.held(i, placement, wrong.evidence.draw)):
             lines.append(f"  {own}, {short(placement) if placement else '-'}, rank {rank}: {tensor_text(x, 8)}")
-    lines.append(f"  the kernel gives: {wrong.evidence.want or tensor_text(wrong.truth.outputs[0], 8)}")
+    lines.append(f"  the kernel gives: {wrong.evidence.want or tensor_text(wrong.oracle.outputs[0], 8)}")
     lines.append(f"  the ranks make:   {wrong.evidence.got or '-'}")
     return "\n".join(lines)

@@ -35,16 +35,16 @@ class DTensorSource:
 
     name, title, varied = "dtensor", "DTensor", True
 
-    def about(self, sample: Sample, truth: OracleResult, number: int) -> DTensorClaims:
-        return DTensorClaims(sample, truth, number)
+    def about(self, sample: Sample, oracle: OracleResult, number: int) -> DTensorClaims:
+        return DTensorClaims(sample, oracle, number)
 
 
 class DTensorClaims:
     """DTensor's claims about one sample.  One query on one rank serves the calls for all mesh sizes."""
 
-    def __init__(self, sample: Sample, truth: OracleResult, number: int) -> None:
-        self.sample, self.raw = sample, truth.raw
-        self.query = dtensor.PropagatorQuery(sample, 1, truth.raw)
+    def __init__(self, sample: Sample, oracle: OracleResult, number: int) -> None:
+        self.sample, self.raw = sample, oracle.raw
+        self.query = dtensor.PropagatorQuery(sample, 1, oracle.raw)
         self.query.partials = number < PARTIALS
         self.failures = ()
 
@@ -78,8 +78,8 @@ def input_tuples(sample: Sample, ranks: int) -> tuple[list[tuple[Placement, ...]
     return found, math.prod(map(len, choices))
 
 
-def claims(sample: Sample, ranks: int, truth: object, alone: dtensor.PropagatorQuery | None = None) -> list[Claim]:
-    """DTensor's claims about this call; `truth` is the op's own result on the whole tensors.
+def claims(sample: Sample, ranks: int, oracle: object, alone: dtensor.PropagatorQuery | None = None) -> list[Claim]:
+    """DTensor's claims about this call; `oracle` is the op's own result on the whole tensors.
 
     `alone` is the same sample's query on one rank; it can be shared by calls for several mesh sizes.  Raises whatever a
     strategy function raises.
@@ -88,8 +88,8 @@ def claims(sample: Sample, ranks: int, truth: object, alone: dtensor.PropagatorQ
     source = dtensor.registry_of(op)
     if not source or not sample.tensors:
         return []
-    query = dtensor.PropagatorQuery(sample, ranks, truth, alone)
-    count = len(flat_results(truth))
+    query = dtensor.PropagatorQuery(sample, ranks, oracle, alone)
+    count = len(flat_results(oracle))
     direct = source == "decomposition" or (source == "single-dim strategy" and not dtensor.rewrites_arguments(op))
     whole = dtensor.special_dispatch_reason(op)
     found = (

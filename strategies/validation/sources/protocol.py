@@ -112,8 +112,8 @@ class Source(Protocol):
     title: str
     varied: bool
 
-    def about(self, sample: Sample, truth: OracleResult, number: int) -> SampleClaims:
-        """Its claims about a sample, which is number `number` of its op; `truth` is the oracle of the sample."""
+    def about(self, sample: Sample, oracle: OracleResult, number: int) -> SampleClaims:
+        """Its claims about a sample, which is number `number` of its op; `oracle` is the oracle of the sample."""
         ...
 
 
@@ -189,7 +189,7 @@ class FunctionSource(abc.ABC):
 
     def script(self, case: Case, reason: str) -> str:
         """A script that shows a wrong claim on real processes without this package; empty if it is claimed no more."""
-        claims = FunctionClaims(self, case.sample, case.truth)
+        claims = FunctionClaims(self, case.sample, case.oracle)
         for claim in claims.each(case.ranks):
             if str(claim.rule) == str(case.rule):
                 inputs, outputs = claims.words[str(claim.rule)]
@@ -198,7 +198,7 @@ class FunctionSource(abc.ABC):
                 whole = "" if claim.run else self.code(claims.call, indexed(text))
                 sides = self.on_every_axis(claims.call, claim, case)
                 return function_script(
-                    case.sample, case.truth, sides, (whole, local), self.wording(claims.call, inputs, outputs), reason
+                    case.sample, case.oracle, sides, (whole, local), self.wording(claims.call, inputs, outputs), reason
                 )
         return ""
 
@@ -206,8 +206,8 @@ class FunctionSource(abc.ABC):
         """The pieces and placements of a case on real processes."""
         return Sides((case.ranks,), [(p,) for p in case.rule.inputs], [(p,) for p in case.rule.outputs], case.held)
 
-    def about(self, sample: Sample, truth: OracleResult, number: int) -> FunctionClaims:
-        return FunctionClaims(self, sample, truth)
+    def about(self, sample: Sample, oracle: OracleResult, number: int) -> FunctionClaims:
+        return FunctionClaims(self, sample, oracle)
 
     def names(self, label: str) -> Sequence[str]:
         """Further names by which a user may select a function."""
@@ -250,8 +250,8 @@ class FunctionSource(abc.ABC):
 class FunctionClaims:
     """What a `FunctionSource` claims about one sample of a function or of its gradient."""
 
-    def __init__(self, source: FunctionSource, sample: Sample, truth: OracleResult) -> None:
-        self.source, self.sample, self.truth = source, sample, truth
+    def __init__(self, source: FunctionSource, sample: Sample, oracle: OracleResult) -> None:
+        self.source, self.sample, self.oracle = source, sample, oracle
         self.call = functions.function_call(sample, source.labels)
         self.drawn: tuple[int, int] | None = None
         self.failures: list[str] = []

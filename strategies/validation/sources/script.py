@@ -177,7 +177,7 @@ def indexed(text: str) -> str:
 
 def function_script(
     sample: Sample,
-    truth: OracleResult,
+    oracle: OracleResult,
     sides: Sides,
     code: tuple[str, str],
     wording: Wording,
@@ -191,12 +191,12 @@ def function_script(
     """
     wrt = list(sample.call.args[2]) if len(sample.call.args) > 2 else []
     rows = [f"[{', '.join(tensor_literal(x.contiguous()) for x in column)}]" for column in sides.held]
-    slack = [slack_text(want, one) for want, one in zip(truth.outputs, truth.slack, strict=True)]
+    slack = [slack_text(want, one) for want, one in zip(oracle.outputs, oracle.slack, strict=True)]
     run = "gradients" if wrt else "run"
-    values = f"[{', '.join(map(tensor_literal, truth.outputs))}]"
+    values = f"[{', '.join(map(tensor_literal, oracle.outputs))}]"
     return _SCRIPT.format(
         head=wording.head, reason=reason, ranks=len(sides.held[0]), sizes=list(sides.sizes), imports=wording.imports,
-        whole=",\n    ".join(map(tensor_literal, truth.inputs)), held=",\n    ".join(rows),
+        whole=",\n    ".join(map(tensor_literal, oracle.inputs)), held=",\n    ".join(rows),
         layouts="; ".join(_on_axes(row) for row in sides.inputs),
         made=[None if row[0] is None else [layout_text(p) for p in row] for row in sides.outputs],
         atol=f"[{', '.join(slack)}]", whole_code=_FUNCTION.format(function=code[0]) if code[0] else "", local=code[1],

@@ -173,7 +173,7 @@ def tensors() -> dict[str, Tensor]:
         "complex": torch.randn(5, 3, dtype=torch.complex64),
         "half": torch.randn(6, 3).bfloat16(),
         "small numbers": torch.arange(15, dtype=torch.int16).reshape(5, 3),
-        "truth": torch.arange(15).reshape(5, 3) % 2 == 0,
+        "boolean": torch.arange(15).reshape(5, 3) % 2 == 0,
     }
 
 

@@ -14,7 +14,7 @@ def ops_with_a_group():
 
 
 def test_every_op_of_c10d_is_served():
-    later = {"gather_into_tensor_"}  # since 2.14: gloo has none, so there is no truth to go by; refused by its name
+    later = {"gather_into_tensor_"}  # since 2.14: gloo has none, so there is no oracle to go by; refused by its name
     assert ops_with_a_group() - later == {*COLLECTIVE_OPS, SEND, RECV, RECV_FROM_ANY}
 
 

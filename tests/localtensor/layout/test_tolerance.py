@@ -1,4 +1,4 @@
-"""How far from the truth a right answer may be, by measuring."""
+"""How far from the oracle a right answer may be, by measuring."""
 
 import pytest
 import torch

@@ -31,7 +31,7 @@ def gather():
 READS = {
     "adds": lambda x: x + 1, "item": lambda x: x[0].item(), "tolist": lambda x: x.tolist(), "numpy": lambda x: x.numpy(),
     "prints": str, "formats": lambda x: f"{x[0]:.2f}", "array": np.asarray, "compares": lambda x: x == x,
-    "truth": lambda x: bool(x[0]), "copies from": lambda x: torch.zeros(4).copy_(x), "clones": torch.clone,
+    "boolean": lambda x: bool(x[0]), "copies from": lambda x: torch.zeros(4).copy_(x), "clones": torch.clone,
     "a view of it": lambda x: x[1:].T.reshape(3, 1) + 1, "saves": lambda x: torch.cat([x, x]),
     "sends": lambda x: dist.send(x, 1 - dist.get_rank()), "pickles": pickle.dumps, "copies": copy.deepcopy,
     "writes to a file": lambda x: torch.save({"x": x[1:]}, io.BytesIO()),

@@ -196,10 +196,10 @@ def test_ops_that_write_leave_the_sample_as_it_is(one):
 
 def test_an_argument_that_is_written_to_and_not_returned_is_a_result_too():
     x, sums = numbers(3, 2), torch.zeros(2, dtype=torch.float64)
-    truth = run_oracle(planted("noted", x, sums))
-    assert [torch.equal(got, want) for got, want in zip(truth.outputs, (x * 2, x.sum(0)), strict=True)] == [True, True]
-    assert len(truth.slack) == 2
-    assert torch.equal(truth.raw, x * 2)
+    oracle = run_oracle(planted("noted", x, sums))
+    assert [torch.equal(got, want) for got, want in zip(oracle.outputs, (x * 2, x.sum(0)), strict=True)] == [True, True]
+    assert len(oracle.slack) == 2
+    assert torch.equal(oracle.raw, x * 2)
     assert not sums.any()
 
 
@@ -221,15 +221,15 @@ def test_random_and_uninitialised_ops_say_that_only_metadata_count(op, why):
 
 
 @pytest.mark.parametrize("op", ["rand_like.default", "empty_like.default"])
-def test_the_truth_of_such_an_op_has_no_tolerance(op):
-    truth = run_oracle(sample(op, numbers(3)))
-    assert truth.metadata_only == metadata_only(f"aten.{op}")
-    assert truth.slack == (None,)
+def test_the_oracle_of_such_an_op_has_no_tolerance(op):
+    oracle = run_oracle(sample(op, numbers(3)))
+    assert oracle.metadata_only == metadata_only(f"aten.{op}")
+    assert oracle.slack == (None,)
 
 
 def test_half_precision_complex_numbers_cannot_be_compared():
-    truth = run_oracle(sample("_to_copy.default", numbers(3, dtype=torch.complex64), dtype=torch.complex32))
-    assert truth.metadata_only == "complex32, which torch cannot compare: judged by metadata only"
+    oracle = run_oracle(sample("_to_copy.default", numbers(3, dtype=torch.complex64), dtype=torch.complex32))
+    assert oracle.metadata_only == "complex32, which torch cannot compare: judged by metadata only"
 
 
 # Refusals.
@@ -241,9 +241,9 @@ def test_an_op_that_refuses_its_sample_raises_one_of_the_refusals():
 
 
 def test_noise_that_leaves_the_ops_domain_costs_only_the_tolerance():
-    truth = run_oracle(planted("fussy", torch.ones(9, dtype=torch.float64)))
-    assert truth.outputs[0].tolist() == [2.0] * 9
-    assert float(truth.slack[0]) < 1e-9
+    oracle = run_oracle(planted("fussy", torch.ones(9, dtype=torch.float64)))
+    assert oracle.outputs[0].tolist() == [2.0] * 9
+    assert float(oracle.slack[0]) < 1e-9
 
 
 # Shapes and values at the edges.
@@ -278,8 +278,8 @@ def test_results_that_are_no_tensors_have_no_tolerance():
 
 
 def test_each_result_has_a_tolerance_of_its_own():
-    truth = run_oracle(sample("max.dim", numbers(4, 3), 0))
-    assert [float(slack) > 0 for slack in truth.slack] == [True, False]
+    oracle = run_oracle(sample("max.dim", numbers(4, 3), 0))
+    assert [float(slack) > 0 for slack in oracle.slack] == [True, False]
 
 
 def test_other_values_may_stand_in_for_the_samples_own():
@@ -318,9 +318,9 @@ def attention(dropout):
 
 
 def test_attention_without_dropout_draws_nothing_and_its_values_count():
-    truth = run_oracle(attention(0.0))
-    assert truth.metadata_only == ""
-    assert all(slack is not None for slack in truth.slack)
+    oracle = run_oracle(attention(0.0))
+    assert oracle.metadata_only == ""
+    assert all(slack is not None for slack in oracle.slack)
     assert metadata_only_call(attention(0.5)) == "random: judged by metadata only"
 
 

@@ -40,11 +40,11 @@ def lines_of(rules: Iterable[OpRule], one: Sample) -> set[PlacementRule]:
 def assert_lines(rules: Sequence[OpRule], one: Sample, *texts: str) -> None:
     """The rule has just these lines, and each holds on two, three and four ranks, where it can be had."""
     assert {str(line) for line in lines_of(rules, one)} == spelled_out(texts)
-    entry, truth = RuleRegistry.of(*rules).get(one.op), run_oracle(one)
+    entry, oracle = RuleRegistry.of(*rules).get(one.op), run_oracle(one)
     assert entry is not None
-    others = adverse(one, truth, 0, seed=0, budget=2)
+    others = adverse(one, oracle, 0, seed=0, budget=2)
     for ranks in (2, 3, 4):
-        found = check_claims(one, truth, ranks, own_claims(entry, one, ranks, truth.raw), seed=0, variants=others)
+        found = check_claims(one, oracle, ranks, own_claims(entry, one, ranks, oracle.raw), seed=0, variants=others)
         wrong = [f"{i.rule} on {ranks}: {i.evidence.reason}" for i in found if i.verdict is not Verdict.SOUND]
         assert not wrong
 

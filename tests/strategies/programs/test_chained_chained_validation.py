@@ -326,7 +326,7 @@ def test_integers_beside_floats_are_tried_on_the_mesh_with_the_longest_axis(monk
 
 
 def test_samples_of_one_class_take_turns_on_the_meshes(monkeypatch):
-    monkeypatch.setattr(chained, "_meshes", play := lambda task, number, truth, mesh, *_: ([f"{number} {mesh}"], []))
+    monkeypatch.setattr(chained, "_meshes", play := lambda task, number, oracle, mesh, *_: ([f"{number} {mesh}"], []))
     task = OverloadTask("aten.neg.default", tuple(sample("neg.default", X + n) for n in range(3)), MESHES, 0, "meshes")
     found = chained._each(task, silent, play)
     counts = [(result.unit.mesh, result.samples) for result in found if result.samples]

@@ -112,12 +112,12 @@ def test_a_handler_is_not_tried_twice(planted_handler):
 
 
 def test_only_placements_that_no_rule_takes_are_tried_and_nothing_where_a_rule_is_wrong():
-    truth, claimed = oracle_and_claims(MOVING, (2,), 0)
-    tried = try_redistributed(MOVING, truth, (2,), claimed, seed=0)
+    oracle, claimed = oracle_and_claims(MOVING, (2,), 0)
+    tried = try_redistributed(MOVING, oracle, (2,), claimed, seed=0)
     assert tried and all(program.inputs[0][0] not in (Replicate(), Shard(0)) for program, _ in tried)
     assert not any(found.wrong for _, found in tried)
-    truth, claimed = oracle_and_claims(RANKED, (2,), 0)
-    assert [str(claim.rule) for claim in claimed[2]] and not try_redistributed(RANKED, truth, (2,), claimed, seed=0)
+    oracle, claimed = oracle_and_claims(RANKED, (2,), 0)
+    assert [str(claim.rule) for claim in claimed[2]] and not try_redistributed(RANKED, oracle, (2,), claimed, seed=0)
     assert run_oracle(RANKED).outputs[0].shape == (4, 6)
 
 
@@ -139,8 +139,8 @@ def test_a_write_to_an_argument_that_was_redistributed_is_lost(monkeypatch):
     monkeypatch.setitem(WRITTEN_UNDECLARED, "planted.tally", ("total",))
     _written_unreturned.cache_clear()
     try:
-        truth, claimed = oracle_and_claims(TALLY, (2,), 0)
-        found = {str(p.inputs): seen.wrong for p, seen in try_redistributed(TALLY, truth, (2,), claimed, seed=0)}
+        oracle, claimed = oracle_and_claims(TALLY, (2,), 0)
+        found = {str(p.inputs): seen.wrong for p, seen in try_redistributed(TALLY, oracle, (2,), claimed, seed=0)}
         columns = found[str(((Shard(1),), (Replicate(),)))]
         assert columns.startswith("rank 0: output 1 gathered from R differs")
         assert torch.equal(TALLY.tensors[1], numbers(6, seed=1))

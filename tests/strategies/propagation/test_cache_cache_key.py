@@ -247,7 +247,7 @@ OTHERS = {
     "placements": lies("R", "S(0)"), "a strided shard": lies("SS(0,2)", "R"), "shape": lies("S(0)", "R", shape=(4, 8)),
     "dtype": lies("S(0)", "R", dtype=torch.float64), "mesh": lies("S(0)", "R", mesh=Mesh.of(2, 2)),
     "a subclass": lies(Marked(0), "R"), "state of its own": lies(marked(), "R"),
-    "a truth for a size": lies("S(0)", "R", shape=(True, 4)), "one for it": lies("S(0)", "R", shape=(1, 4)),
+    "a boolean for a size": lies("S(0)", "R", shape=(True, 4)), "one for it": lies("S(0)", "R", shape=(1, 4)),
     "a shard order": Spec(MESH, (Shard(0), Shard(0)), (8, 4), torch.float32, ((0, (1, 0)),)),
     "none": Spec(MESH, (Shard(0), Shard(0)), (8, 4), torch.float32),
     "a list of placements": Spec(MESH, [Shard(0), parse("R")], (8, 4), torch.float32),

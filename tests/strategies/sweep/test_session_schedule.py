@@ -128,17 +128,17 @@ def test_several_deaths_are_all_said_each_with_its_unit():
 
 
 def test_a_death_on_whole_tensors_is_not_said_to_be_on_a_piece():
-    lines, asked, _ = swept([ONE], dies_at(ONE.truth_step(2), why="no answer within 60 s"))
+    lines, asked, _ = swept([ONE], dies_at(ONE.oracle_step(2), why="no answer within 60 s"))
     ((_, (crash,)),) = crashes(lines).items()
     assert crash[:2] == ("aten.neg.default", "f64[3] from test")
     assert crash[2] == "no answer within 60 s on the whole tensors"
-    assert asked[1].skip == {ONE.truth_step(2)}
+    assert asked[1].skip == {ONE.oracle_step(2)}
 
 
 def test_of_a_sample_that_hung_nothing_is_tried_again():
     step = ONE.step(1, 0)
     lines, asked, _ = swept([ONE], dies_at(step, why=f"{TIMED_OUT} 30 s"))
-    assert [task_of.skip for task_of in asked] == [frozenset(), {step, ONE.truth_step(1)}]
+    assert [task_of.skip for task_of in asked] == [frozenset(), {step, ONE.oracle_step(1)}]
     ((unit, (crash,)),) = crashes(lines).items()
     assert (unit, crash[2]) == ("aten.neg.default alone real 2", "no answer within 30 s on a rank's piece")
 
@@ -168,7 +168,7 @@ def test_a_sample_that_hangs_on_one_mesh_is_left_out_on_all_of_them(monkeypatch)
         validate_tasks(hands, [task_of], journal, "this run", lambda count: None)
         only = replace(task_of, samples=samples[1:])
         validate_tasks(hands, [only], journal, "the other alone", lambda count: None)
-    assert [one.skip for one in hands.asked] == [frozenset(), {task_of.step(0, 1), task_of.truth_step(0)}, frozenset()]
+    assert [one.skip for one in hands.asked] == [frozenset(), {task_of.step(0, 1), task_of.oracle_step(0)}, frozenset()]
     tried = {run: [line.get("tried", 0) for line in journal.lines if line["run"] == run]
              for run in ("this run", "the other alone")}  # fmt: skip
     assert crashes(journal.lines) == {

@@ -260,7 +260,7 @@ def test_no_process_group_is_needed_and_a_mesh_is_made_once(dtensor):
     assert dtensor.one_axis_mesh(3, 2) is mesh
 
 
-def test_the_outputs_metadata_come_from_the_truth_and_not_from_a_trace(ask, monkeypatch):
+def test_the_outputs_metadata_come_from_the_oracle_and_not_from_a_trace(ask, monkeypatch):
     def traces(self, schema):
         pytest.fail("torch traced it")
 

@@ -83,9 +83,9 @@ def test_a_list_that_is_written_to_keeps_its_placements():
 
 def test_what_an_op_writes_to_a_list_is_judged():
     one = sample("_foreach_add_.List", TWO, OTHERS)
-    truth = run_oracle(one)
-    assert [o.shape for o in truth.outputs] == [x.shape for x in TWO]
-    assert truth.outputs[0].equal(TWO[0] + OTHERS[0])
+    oracle = run_oracle(one)
+    assert [o.shape for o in oracle.outputs] == [x.shape for x in TWO]
+    assert oracle.outputs[0].equal(TWO[0] + OTHERS[0])
 
 
 @since_2_12

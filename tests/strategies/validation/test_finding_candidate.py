@@ -104,4 +104,4 @@ def test_a_case_has_the_draw_and_the_values_that_its_evidence_names():
     first, other = (case_of(instance(one, "P(sum) -> R", draw=n), 0).held[0] for n in (0, 1))
     assert not all(map(torch.equal, first, other))
     wild = case_of(instance(planted("patched", numbers(4, 4)), "S(0) -> S(0)", variant="specials"), 0)
-    assert wild.truth.inputs[0].isnan().any()
+    assert wild.oracle.inputs[0].isnan().any()

@@ -28,9 +28,9 @@ def there_and_back(result, seconds=0.5):
 # Steps.
 
 
-def test_every_step_and_every_truth_has_a_number_of_its_own():
+def test_every_step_and_every_oracle_has_a_number_of_its_own():
     task_of = OverloadTask("aten.neg.default", (sample("neg.default", X),) * 4, MESHES, 0)
-    steps = [task_of.step(s, m) for s in range(4) for m in range(3)] + [task_of.truth_step(s) for s in range(4)]
+    steps = [task_of.step(s, m) for s in range(4) for m in range(3)] + [task_of.oracle_step(s) for s in range(4)]
     assert steps == list(range(16))
 
 
@@ -39,7 +39,7 @@ def test_a_number_tells_the_sample_and_the_mesh():
     assert [task_of.at(task_of.step(s, m)) for s in range(4) for m in range(3)] == [
         (s, m) for s in range(4) for m in MESHES
     ]
-    assert [task_of.at(task_of.truth_step(s)) for s in range(4)] == [(s, (2,)) for s in range(4)]
+    assert [task_of.at(task_of.oracle_step(s)) for s in range(4)] == [(s, (2,)) for s in range(4)]
 
 
 def test_the_units_of_a_docket_are_in_order_and_only_those_wanted():

@@ -27,9 +27,9 @@ def searched(*samples, ranks=(2, 3)):
     """What a trial hands to `missing_instances`: each sample with what was seen on each mesh size."""
     found = []
     for one in samples:
-        truth = run_oracle(one)
-        alone = dtensor.PropagatorQuery(one, 1, truth.raw)
-        found.append((one, {n: search_placements(one, truth, n, claims(one, n, truth.raw, alone), 0) for n in ranks}))
+        oracle = run_oracle(one)
+        alone = dtensor.PropagatorQuery(one, 1, oracle.raw)
+        found.append((one, {n: search_placements(one, oracle, n, claims(one, n, oracle.raw, alone), 0) for n in ranks}))
     return found
 
 

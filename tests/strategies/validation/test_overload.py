@@ -47,7 +47,7 @@ def case(suspect, seed=0):
 @pytest.fixture
 def no_forms(monkeypatch):
     """Each sample is tried as it is given, and not in other forms."""
-    monkeypatch.setattr(trial, "variations", lambda one, truth, number, **_: iter([(one, truth, "")]))
+    monkeypatch.setattr(trial, "variations", lambda one, oracle, number, **_: iter([(one, oracle, "")]))
     monkeypatch.setattr(trial.Undrawn, "calls", lambda *_: iter(()))
 
 
@@ -228,7 +228,7 @@ def test_a_strategy_that_does_not_return_is_a_refused_call_on_lockstep_ranks_too
 @pytest.mark.usefixtures("as_given")
 def test_later_samples_of_a_decomposition_are_not_traced_with_partials(monkeypatch):
     asked = []
-    monkeypatch.setattr(dtensor_source, "claims", lambda one, ranks, truth, alone: asked.append(alone.partials) or [])
+    monkeypatch.setattr(dtensor_source, "claims", lambda one, ranks, oracle, alone: asked.append(alone.partials) or [])
     validated(*[sample("absolute.default", X)] * (PARTIALS + 2))
     assert asked == [True] * PARTIALS + [False] * 2
 
@@ -258,8 +258,8 @@ def test_a_crash_of_one_sample_leaves_the_rest(where):
 
 
 def test_a_crash_of_another_form_keeps_what_came_before(monkeypatch):
-    def variations(one, truth, number, **_):
-        yield one, truth, ""
+    def variations(one, oracle, number, **_):
+        yield one, oracle, ""
         raise ZeroDivisionError("in a form")
 
     monkeypatch.setattr(trial, "variations", variations)
@@ -273,8 +273,8 @@ def test_steps_are_noted_before_they_are_taken_and_those_to_skip_are_not():
     samples = tuple(planted("trips", numbers(n)) for n in (4, 3, 8))
     task = OverloadTask(samples[0].op, samples, ((2,), (4,)), 0, skip=frozenset([step_of(1, 0), step_of(1, 1)]))
     validate_overload(task, noted.append)
-    assert set(noted) == {task.truth_step(0), 0, 1, task.truth_step(2), 4, 5}
-    assert [noted.index(n) for n in (task.truth_step(0), 0, 1)] == [0, 1, 2]
+    assert set(noted) == {task.oracle_step(0), 0, 1, task.oracle_step(2), 4, 5}
+    assert [noted.index(n) for n in (task.oracle_step(0), 0, 1)] == [0, 1, 2]
 
 
 def step_of(sample, mesh):
@@ -282,10 +282,10 @@ def step_of(sample, mesh):
 
 
 @pytest.mark.usefixtures("as_given")
-def test_a_truth_that_killed_a_worker_is_told_no_more():
+def test_an_oracle_that_killed_a_worker_is_told_no_more():
     samples = (planted("trips", numbers(3)), planted("trips", numbers(8)))
     task = OverloadTask(samples[0].op, samples, ((2,),), 0)
-    found = validate_overload(replace(task, skip=frozenset([task.truth_step(0)])), silent)
+    found = validate_overload(replace(task, skip=frozenset([task.oracle_step(0)])), silent)
     assert [(h.samples, h.crashed) for h in found if h.unit.dtypes == "real"] == [(1, [])]
 
 
@@ -365,7 +365,7 @@ def test_rules_of_a_module_and_searches_are_tried_on_all_meshes():
 def test_of_many_samples_later_values_are_tried_on_one_mesh_after_another(monkeypatch):
     asked = Counter()
 
-    def check(one, truth, ranks, claims, *, seed, variants, by_dtensor):
+    def check(one, oracle, ranks, claims, *, seed, variants, by_dtensor):
         asked.update((name, ranks) for name in variants)
         return []
 

@@ -23,7 +23,7 @@ def tried(monkeypatch):
     """Each call that is judged, in order, and the names of its other values."""
     asked = []
 
-    def noted(one, truth, ranks, claimed, *, seed, variants, by_dtensor):
+    def noted(one, oracle, ranks, claimed, *, seed, variants, by_dtensor):
         asked.append((one, tuple(variants)))
         return []
 
@@ -137,8 +137,8 @@ def test_a_rule_that_is_wrong_for_not_a_number_is_suspected_with_the_name_of_the
     (charge,) = [c for c in charges if c.instance.sample is one]
     assert not charge.instance.sample.tensors[0].isnan().any()
     shown = case(charge, seed=3)
-    assert shown.truth.inputs[0].isnan().any()
-    assert torch.equal(torch.cat(shown.held[0]).isnan(), shown.truth.inputs[0].isnan())
+    assert shown.oracle.inputs[0].isnan().any()
+    assert torch.equal(torch.cat(shown.held[0]).isnan(), shown.oracle.inputs[0].isnan())
 
 
 def test_other_values_take_turns_over_the_samples(tried):

@@ -472,9 +472,9 @@ def test_tensors_in_a_list_have_placements_of_their_own():
 
 
 def with_variants(one, text, *names, ranks=2):
-    truth = run_oracle(one)
-    told = {name: oracle_with_values(one, truth, name, 3) for name in names}
-    (found,) = check_claims(one, truth, ranks, [Claim(rule(one, text), "test")], seed=3, variants=told)
+    oracle = run_oracle(one)
+    told = {name: oracle_with_values(one, oracle, name, 3) for name in names}
+    (found,) = check_claims(one, oracle, ranks, [Claim(rule(one, text), "test")], seed=3, variants=told)
     return found
 
 
@@ -484,7 +484,7 @@ def test_the_evidence_names_the_values_that_repeat_it():
     assert (found.verdict, found.evidence.variant, found.evidence.draw) == (Verdict.UNSOUND, "zeros", 0)
     again = Probe(one, oracle_with_values(one, run_oracle(one), "zeros", 3), 2, seed=3, variant="zeros")
     assert again.judge(Claim(found.rule, "test")) == found.evidence
-    assert [x.sum().item() for x in again.case(found.rule, 0).truth.inputs] == [0.0]
+    assert [x.sum().item() for x in again.case(found.rule, 0).oracle.inputs] == [0.0]
 
 
 def test_values_are_asked_only_of_the_rules_that_they_are_for():

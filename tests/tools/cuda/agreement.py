@@ -82,11 +82,11 @@ def judged(task: _Task, note: Callable[[int], None]) -> tuple[Instance, Case] | 
     note(0)
     with kernels_on(task.device):
         try:
-            truth = run_oracle(task.sample, seed=task.seed)
-            claimed = claim_sources.claims(task.sample, task.ranks, truth.raw)
+            oracle = run_oracle(task.sample, seed=task.seed)
+            claimed = claim_sources.claims(task.sample, task.ranks, oracle.raw)
         except (*REJECTIONS, AttributeError):
             return None
-        found = [i for i in check_claims(task.sample, truth, task.ranks, claimed, seed=task.seed) if _says(i)]
+        found = [i for i in check_claims(task.sample, oracle, task.ranks, claimed, seed=task.seed) if _says(i)]
         return (found[-1], finding.case_of(found[-1], task.seed)) if found else None
 
 

@@ -92,14 +92,14 @@ def told(one, number=0, **options):
 
 def test_the_sample_itself_comes_first():
     one = sample("cumsum.default", numbers(4, 6), 1)
-    (first, truth, name), *others = told(one)
-    assert first is one and name == "" and torch.equal(truth.outputs[0], one.tensors[0].cumsum(1))
+    (first, oracle, name), *others = told(one)
+    assert first is one and name == "" and torch.equal(oracle.outputs[0], one.tensors[0].cumsum(1))
     assert len(others) == 1 + PER_SAMPLE and all(name for _, _, name in others)
 
 
-def test_every_form_is_a_call_that_the_op_takes_with_its_own_truth():
-    for one, truth, _ in told(sample("gather.default", numbers(4, 4), 1, numbers(4, 4).gt(0).long()), budget=99):
-        assert torch.equal(one.call(one.tensors).nan_to_num(7.0), truth.outputs[0].nan_to_num(7.0))
+def test_every_form_is_a_call_that_the_op_takes_with_its_own_oracle():
+    for one, oracle, _ in told(sample("gather.default", numbers(4, 4), 1, numbers(4, 4).gt(0).long()), budget=99):
+        assert torch.equal(one.call(one.tensors).nan_to_num(7.0), oracle.outputs[0].nan_to_num(7.0))
 
 
 def test_no_two_calls_are_the_same_to_a_rule():

@@ -12,21 +12,21 @@ X = numbers(4, 6)
 ADD = sample("add.Tensor", X, X + 1)
 
 
-def test_the_truth_about_other_values_is_found_again_from_their_name_and_the_seed():
-    truth = run_oracle(ADD)
-    one, two, other = (oracle_with_values(ADD, truth, "ties", seed) for seed in (1, 1, 2))
+def test_the_oracle_about_other_values_is_found_again_from_their_name_and_the_seed():
+    oracle = run_oracle(ADD)
+    one, two, other = (oracle_with_values(ADD, oracle, "ties", seed) for seed in (1, 1, 2))
     assert torch.equal(one.outputs[0], two.outputs[0]) and not torch.equal(one.outputs[0], other.outputs[0])
     assert torch.equal(one.outputs[0], one.inputs[0] + one.inputs[1])
 
 
-def test_the_samples_own_values_are_the_truth_itself():
-    truth = run_oracle(ADD)
-    assert oracle_with_values(ADD, truth, "", 0) is truth
-    assert oracle_with_values(ADD, truth, "cancelling", 0) is truth
+def test_the_samples_own_values_are_the_oracle_itself():
+    oracle = run_oracle(ADD)
+    assert oracle_with_values(ADD, oracle, "", 0) is oracle
+    assert oracle_with_values(ADD, oracle, "cancelling", 0) is oracle
     assert values_named("").name == "" and values_named("zeros").name == "zeros"
 
 
-def test_values_that_the_op_refuses_or_that_say_nothing_have_no_truth():
+def test_values_that_the_op_refuses_or_that_say_nothing_have_no_oracle():
     fussy = planted("fussy", X.clamp(max=1.0))
     assert oracle_with_values(fussy, run_oracle(fussy), "specials", 0) is None
     flags = sample("relu.default", X)
@@ -57,6 +57,6 @@ def test_what_had_a_turn_stands_behind_what_had_none():
 
 
 def test_the_same_number_has_the_same_values_and_another_number_others():
-    truth = run_oracle(ADD)
-    first, again, later = (list(adverse(ADD, truth, number, seed=0)) for number in (0, 0, 7))
+    oracle = run_oracle(ADD)
+    first, again, later = (list(adverse(ADD, oracle, number, seed=0)) for number in (0, 0, 7))
     assert first == again != later

@@ -91,7 +91,7 @@ def test_no_line_of_a_product_is_wrong_before_the_judge(op):
     assert len(found.sound) >= 3
 
 
-# Nothing moves a number of 8 bits by a unit in its last place, so the judge has no truth about these; they are whole
+# Nothing moves a number of 8 bits by a unit in its last place, so the judge has no oracle about these; they are whole
 # numbers, and every result here is exact.
 EIGHT = torch.float8_e4m3fn
 LEFT, RIGHT = (numbers(*shape, dtype=torch.float32).round().clamp(-4, 4).to(EIGHT) for shape in ((32, 64), (96, 64)))

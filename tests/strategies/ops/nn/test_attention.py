@@ -39,12 +39,12 @@ def backward(mask=None, *, causal=False):
 
 def judged(sample, ranks):
     """The verdict on each line, by rule.  No other layouts of the inputs: the CPU's backward kernel reads a tensor whose
-    last dim has gaps as if it had none (torch 2.13), so that `judge` would have no truth to go by."""
+    last dim has gaps as if it had none (torch 2.13), so that `judge` would have no oracle to go by."""
     raw = sample.call(sample.tensors)
     near = torch.tensor(1e-9, dtype=torch.float64)
-    truth = OracleResult(sample.tensors, tuple(raw), (near,) * len(raw), raw)
+    oracle = OracleResult(sample.tensors, tuple(raw), (near,) * len(raw), raw)
     claimed = own_claims(ENTRY[sample.op], sample, ranks, raw)
-    return {str(one.rule): one.verdict for one in check_claims(sample, truth, ranks, claimed, seed=0)}
+    return {str(one.rule): one.verdict for one in check_claims(sample, oracle, ranks, claimed, seed=0)}
 
 
 def lines_on_meta(op, args, tensors):

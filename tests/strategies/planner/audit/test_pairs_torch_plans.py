@@ -87,7 +87,7 @@ def test_merged_steps_are_one_step_along_several_axes():
     assert [step.axes for step in turned.steps] == [(0,), (1,)]
 
 
-def test_what_takes_two_collectives_in_truth_is_two_steps():
+def test_what_takes_two_collectives_in_fact_is_two_steps():
     strided = dtensor_plan(spec("S(0)", (2,)), spec("SS(0,2)", (2,)))
     assert [step.kind for step in strided.steps] == ["all_gather", "local"]
     assert [step.kind for step in dtensor_plan(spec("S(0)", (2,)), spec("S(1)", (2,))).steps] == ["all_to_all"]

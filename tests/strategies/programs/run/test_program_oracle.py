@@ -27,10 +27,10 @@ def test_the_op_alone_is_its_own_call():
     assert program_call(on(one, "R", then="sum")).op == one.op
 
 
-def test_the_truth_is_that_of_the_op_and_what_follows():
-    truth = oracle_of_program(on(sample("exp.default", X), "P(sum)", then="sum 0"))
-    torch.testing.assert_close(truth.outputs[0], X.exp().sum(0))
-    assert float(truth.slack[0]) < 1e-8
+def test_the_oracle_is_that_of_the_op_and_what_follows():
+    oracle = oracle_of_program(on(sample("exp.default", X), "P(sum)", then="sum 0"))
+    torch.testing.assert_close(oracle.outputs[0], X.exp().sum(0))
+    assert float(oracle.slack[0]) < 1e-8
 
 
 def test_what_plain_tensors_refuse_is_no_program():
@@ -62,8 +62,8 @@ def test_equal_elements_of_two_tensors_may_differ_after_parts_are_added(seed):
 
 @pytest.mark.parametrize(("dtype", "compared"), [(torch.int64, True), (torch.float64, False)], ids=str)
 def test_a_text_is_compared_if_noise_does_not_change_it(dtype, compared):
-    truth = oracle_of_sample(sample("alias.default", (X * 10).to(dtype)), f"{PUBLIC}str(x.sum().item()) of int64")
-    assert isinstance(truth.outputs[0], str) and (truth.slack[0] is not None) is compared
+    oracle = oracle_of_sample(sample("alias.default", (X * 10).to(dtype)), f"{PUBLIC}str(x.sum().item()) of int64")
+    assert isinstance(oracle.outputs[0], str) and (oracle.slack[0] is not None) is compared
 
 
 def test_a_text_that_only_a_larger_move_of_the_inputs_changes_is_not_compared(monkeypatch):
@@ -102,7 +102,7 @@ def test_the_gradient_at_a_kink_is_not_compared():
 @pytest.mark.parametrize("dtype", [
     torch.float32, torch.complex64, torch.int64, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2,
 ], ids=str)  # fmt: skip
-def test_there_is_a_truth_for_every_dtype(dtype):
+def test_there_is_an_oracle_for_every_dtype(dtype):
     one = sample("alias.default", numbers(4, 3).to(dtype))
     assert bool((oracle_of_sample(one, "slice").outputs[0] == one.tensors[0][1:]).all())
     assert slack_of(one, "slice").isfinite().all()
@@ -114,7 +114,7 @@ def test_a_number_of_one_byte_is_not_compared_where_it_jumps():
     assert slack_of(one, "").isinf().tolist() == [True, False]
 
 
-def test_the_same_program_has_the_same_truth():
+def test_the_same_program_has_the_same_oracle():
     one = sample("softmax.int", X.float(), 0)
     assert torch.equal(slack_of(one, "grad"), slack_of(one, "grad"))
 

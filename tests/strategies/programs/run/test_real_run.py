@@ -246,7 +246,7 @@ def test_one_pool_at_a_time_reused_while_the_number_of_ranks_is_the_same(monkeyp
             log.append(f"start {ranks}")
 
         def call(self, fn, args, *, idle):
-            return validated(*[list(p) for p in NEG.truth.outputs[0].chunk(self.ranks)])
+            return validated(*[list(p) for p in NEG.oracle.outputs[0].chunk(self.ranks)])
 
         def close(self):
             log.append(f"end {self.ranks}")

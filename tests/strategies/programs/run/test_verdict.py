@@ -1,4 +1,4 @@
-"""Accounts of ranks against the truth, without any run."""
+"""Accounts of ranks against the oracle, without any run."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from tests.strategies.cases import numbers, placements, probe, rule, sample
 from tests.strategies.programs_of import on
 
 X = numbers(4, 2)
-TRUTH = run_oracle(sample("neg.default", X))
+ORACLE = run_oracle(sample("neg.default", X))
 RIGHT = [-X[:2, :1], -X[:2, 1:], -X[2:, :1], -X[2:, 1:]]
 
 
@@ -26,30 +26,30 @@ def validated(pieces, placement="(S(0), S(1))", whole=None, failed="", errors=()
 
 
 def test_right_pieces_on_two_axes_are_right():
-    found = confirmation_of(TRUTH, (2, 2), validated(RIGHT))
+    found = confirmation_of(ORACLE, (2, 2), validated(RIGHT))
     assert (found.wrong, found.note) == ("", "DTensor's own run is right")
 
 
 def test_a_piece_of_the_wrong_shape_is_told_with_both_placements():
-    found = confirmation_of(TRUTH, (2, 2), validated([*RIGHT[:3], -X[2:]]))
+    found = confirmation_of(ORACLE, (2, 2), validated([*RIGHT[:3], -X[2:]]))
     assert found.wrong == "rank 3 holds shape (2, 2), (S(0), S(1)) of (4, 2) is (2, 1)"
 
 
 def test_each_rank_is_asked_for_the_shape_of_its_own_piece():
     x = numbers(5, 2)
-    truth = run_oracle(sample("neg.default", x))
+    oracle = run_oracle(sample("neg.default", x))
     pieces = validated([-x[:3], -x[3:]], "S(0)", whole=-x)
-    assert confirmation_of(truth, (2,), pieces).wrong == ""
-    assert confirmation_of(truth, (2,), pieces[::-1]).wrong == "rank 0 holds shape (2, 2), S(0) of (5, 2) is (3, 2)"
+    assert confirmation_of(oracle, (2,), pieces).wrong == ""
+    assert confirmation_of(oracle, (2,), pieces[::-1]).wrong == "rank 0 holds shape (2, 2), S(0) of (5, 2) is (3, 2)"
 
 
 def test_a_rank_with_placements_that_have_no_arithmetic_here_does_not_hide_the_next():
     ranks = validated(RIGHT[:1], "_MaskPartial(0)") + validated([-X[2:]], "(S(0), S(1))")
-    assert confirmation_of(TRUTH, (1, 2), ranks).wrong == "rank 1 holds shape (2, 2), (S(0), S(1)) of (4, 2) is (4, 1)"
+    assert confirmation_of(ORACLE, (1, 2), ranks).wrong == "rank 1 holds shape (2, 2), (S(0), S(1)) of (4, 2) is (4, 1)"
 
 
 def test_a_wrong_whole_is_told_with_its_placements():
-    found = confirmation_of(TRUTH, (2, 2), validated(RIGHT, whole=X))
+    found = confirmation_of(ORACLE, (2, 2), validated(RIGHT, whole=X))
     assert found.wrong.startswith("rank 0: result gathered from (S(0), S(1)) ")
     assert "(8 of 8 elements differ)" in found.wrong
 
@@ -65,10 +65,10 @@ def test_a_wrong_whole_is_told_with_its_placements():
     (torch.tensor(7), (7, 8), "rank 1: result is no tensor: got 8, expected 7"),
 ])  # fmt: skip
 def test_numbers_that_the_ranks_return_are_compared(x, each, wrong):
-    truth = run_oracle(sample("_local_scalar_dense.default", x))
+    oracle = run_oracle(sample("_local_scalar_dense.default", x))
     ranks = [ProgramRankResult("", (), ("-",), (None,), (number,), (number,)) for number in each]
     eps = torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0
-    assert confirmation_of(truth, (2,), ranks, coarse=eps).wrong == wrong
+    assert confirmation_of(oracle, (2,), ranks, coarse=eps).wrong == wrong
 
 
 TIED, PAIR = "second.weight is first.weight", "no parameter is shared"
@@ -83,47 +83,47 @@ FLAGS = ", ".join(f"layers.{i}.weight" for i in range(20))
     (FLAGS, FLAGS.replace("9.w", "9.b"), 0.0, "rank 1: result is '...layers.8.weight, layers.9.beight, "),
 ])  # fmt: skip
 def test_texts_are_compared_and_the_place_where_they_differ_is_in_the_reason(want, got, slack, wrong):
-    truth = OracleResult((), (want,), (None if slack is None else torch.tensor(slack),), want)
+    oracle = OracleResult((), (want,), (None if slack is None else torch.tensor(slack),), want)
     ranks = [ProgramRankResult("", (), ("-",), (None,), (text,), (text,)) for text in (want, got)]
-    found = confirmation_of(truth, (2,), ranks)
+    found = confirmation_of(oracle, (2,), ranks)
     assert found.wrong.startswith(wrong) and bool(found.wrong) == bool(wrong) and len(found.wrong) < 260
     assert (found.got, found.want) == ((repr(got), repr(want)) if wrong else ("", ""))
 
 
 def test_one_rank_that_raises_is_wrong_and_all_ranks_are_not():
     lone = [ProgramRankResult("op", ("", "ValueError: no"))] * 2
-    assert confirmation_of(TRUTH, (2,), lone).wrong.startswith("rank 1 raises ValueError: no; its peers go on")
-    every = confirmation_of(TRUTH, (2,), [ProgramRankResult("op", ("ValueError: no",) * 2)] * 2)
+    assert confirmation_of(ORACLE, (2,), lone).wrong.startswith("rank 1 raises ValueError: no; its peers go on")
+    every = confirmation_of(ORACLE, (2,), [ProgramRankResult("op", ("ValueError: no",) * 2)] * 2)
     assert (every.wrong, every.refused) == ("", "ValueError: no")
 
 
 def test_ranks_that_have_the_same_whole_are_looked_at_once_and_another_is_told():
     ranks = validated(RIGHT)
     ranks[2] = validated(RIGHT[2:3], whole=-X + 1)[0]
-    assert confirmation_of(TRUTH, (2, 2), ranks).wrong.startswith("rank 2: result gathered")
+    assert confirmation_of(ORACLE, (2, 2), ranks).wrong.startswith("rank 2: result gathered")
 
 
 def test_large_parts_on_any_axis_are_given_room():
     off = -X + 1e-6
     parts = [torch.full((4, 2), sign * 1e8, dtype=torch.float64) for sign in (1, -1, 1, -1)]
-    assert confirmation_of(TRUTH, (2, 2), validated(parts, "(R, P(sum))", whole=off)).wrong == ""
-    assert confirmation_of(TRUTH, (2, 2), validated([-X] * 4, "(R, R)", whole=off)).wrong
+    assert confirmation_of(ORACLE, (2, 2), validated(parts, "(R, P(sum))", whole=off)).wrong == ""
+    assert confirmation_of(ORACLE, (2, 2), validated([-X] * 4, "(R, R)", whole=off)).wrong
 
 
 def test_parts_that_come_of_coarser_numbers_are_given_the_room_of_those():
     off = -X + 1e-6
     parts = [torch.full((4, 2), 10.0, dtype=torch.float64)] * 4
     ranks = validated(parts, "(R, P(sum))", whole=off)
-    assert confirmation_of(TRUTH, (2, 2), ranks).wrong
-    assert confirmation_of(TRUTH, (2, 2), ranks, coarse=torch.finfo(torch.float32).eps).wrong == ""
+    assert confirmation_of(ORACLE, (2, 2), ranks).wrong
+    assert confirmation_of(ORACLE, (2, 2), ranks, coarse=torch.finfo(torch.float32).eps).wrong == ""
     whole = validated([-X] * 4, "(R, R)", whole=off)
     assert confirmation_of(
-        TRUTH, (2, 2), whole, coarse=torch.finfo(torch.float32).eps
+        ORACLE, (2, 2), whole, coarse=torch.finfo(torch.float32).eps
     ).wrong  # nothing was added up there
 
 
 def test_what_was_claimed_is_compared_with_what_it_took():
-    note = confirmation_of(TRUTH, (2,), validated([-X] * 2, "R"), ["S(0)"]).note
+    note = confirmation_of(ORACLE, (2,), validated([-X] * 2, "R"), ["S(0)"]).note
     assert note == "DTensor does not follow it: it gives R, which is right"
 
 
@@ -139,17 +139,17 @@ def test_placements_are_read_back(text, read):
 
 
 def test_none_where_a_tensor_should_be_is_wrong():
-    found = confirmation_of(TRUTH, (2,), [ProgramRankResult("", (), ("-",), (None,), (None,), (None,))] * 2)
+    found = confirmation_of(ORACLE, (2,), [ProgramRankResult("", (), ("-",), (None,), (None,), (None,))] * 2)
     assert "is None, expected a tensor" in found.wrong
 
 
 def test_what_a_float_beyond_int64_becomes_is_not_compared():
     least = torch.iinfo(torch.int64).min
-    truth = run_oracle(sample("neg.default", torch.tensor([5, 7])))
+    oracle = run_oracle(sample("neg.default", torch.tensor([5, 7])))
     for value, wrong in ((least, False), (least + 1, True)):
         whole = torch.tensor([-5, value])
         account = [ProgramRankResult("", (), ("R",), ((2,),), (whole,), (whole,)) for _ in range(2)]
-        assert bool(confirmation_of(truth, (2,), account).wrong) is wrong
+        assert bool(confirmation_of(oracle, (2,), account).wrong) is wrong
 
 
 ONE = sample("neg.default", torch.tensor([1.0, 2.0, 3.0, 4.0]))

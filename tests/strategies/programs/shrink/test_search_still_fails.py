@@ -45,10 +45,10 @@ def claimed(text, least=1):
 def example(one, text, ranks=2, source=None, extremes=False):
     instance = judged(one, text, ranks=ranks, extremes=extremes)
     assert instance.verdict is Verdict.UNSOUND
-    truth = (
+    oracle = (
         run_oracle(one) if not instance.evidence.variant else oracle_with_values(one, run_oracle(one), "specials", 0)
     )
-    case = Probe(one, truth, ranks, seed=0, variant=instance.evidence.variant).case(
+    case = Probe(one, oracle, ranks, seed=0, variant=instance.evidence.variant).case(
         instance.rule, instance.evidence.draw
     )
     return RuleWitness(instance, case, source=source or claimed(text))
@@ -203,10 +203,10 @@ def test_what_the_op_refuses_and_what_gives_nothing_shows_nothing():
 
 def test_a_program_of_a_case_holds_the_values_that_were_judged():
     one = sample("add.Tensor", X, X)
-    truth = run_oracle(one, [X, X + 1])
-    case = Probe(one, truth, 2, seed=0).case(rule(one, "S(0), R -> S(0)"), 1)
+    oracle = run_oracle(one, [X, X + 1])
+    case = Probe(one, oracle, 2, seed=0).case(rule(one, "S(0), R -> S(0)"), 1)
     assert program_of(case, 1, 7) == Program(
-        replace(one, tensors=truth.inputs), (2,), ((Shard(0),), (Replicate(),)), seed=7, draw=1
+        replace(one, tensors=oracle.inputs), (2,), ((Shard(0),), (Replicate(),)), seed=7, draw=1
     )
 
 

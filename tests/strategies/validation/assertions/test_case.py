@@ -8,20 +8,20 @@ from strategies.validation.difference import folding_error
 
 
 def test_a_stable_function_has_little_room_and_integers_none():
-    truth = run_function_oracle(lambda x: [x[0] * 2, x[0].argmax()], [torch.tensor([1.0, 2.0], dtype=torch.float64)])
-    assert truth.unstable <= MAX_JUMP_SHARE
-    assert 0 < float(truth.slack[0]) < 1e-10
-    assert float(truth.slack[1]) == 0
-    assert not within_slack(truth.outputs[0] + 1e-6, truth.outputs[0], truth.slack[0]).any()
-    assert within_slack(truth.outputs[0] + 1e-14, truth.outputs[0], truth.slack[0]).all()
+    oracle = run_function_oracle(lambda x: [x[0] * 2, x[0].argmax()], [torch.tensor([1.0, 2.0], dtype=torch.float64)])
+    assert oracle.unstable <= MAX_JUMP_SHARE
+    assert 0 < float(oracle.slack[0]) < 1e-10
+    assert float(oracle.slack[1]) == 0
+    assert not within_slack(oracle.outputs[0] + 1e-6, oracle.outputs[0], oracle.slack[0]).any()
+    assert within_slack(oracle.outputs[0] + 1e-14, oracle.outputs[0], oracle.slack[0]).all()
 
 
 def test_what_jumps_says_nothing():
-    truth = run_function_oracle(lambda x: [x[0].floor()], [torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)])
-    assert truth.unstable > MAX_JUMP_SHARE
-    truth = run_function_oracle(lambda x: [x[0].floor()], [torch.tensor([1.5, 2.5, 3.0], dtype=torch.float64)])
-    assert truth.unstable <= MAX_JUMP_SHARE
-    assert truth.slack[0].isinf().tolist() == [False, False, True]
+    oracle = run_function_oracle(lambda x: [x[0].floor()], [torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)])
+    assert oracle.unstable > MAX_JUMP_SHARE
+    oracle = run_function_oracle(lambda x: [x[0].floor()], [torch.tensor([1.5, 2.5, 3.0], dtype=torch.float64)])
+    assert oracle.unstable <= MAX_JUMP_SHARE
+    assert oracle.slack[0].isinf().tolist() == [False, False, True]
 
 
 def test_an_amplifier_has_more_room():

@@ -31,8 +31,8 @@ def verdicts(made, ranks=2):
     source = source_named("local_map").of_module(made)
     found = {}
     for sample in source.samples((), 0):
-        truth = run_oracle(sample)
-        for instance in check_claims(sample, truth, ranks, source.about(sample, truth, 0).claims(ranks), seed=0):
+        oracle = run_oracle(sample)
+        for instance in check_claims(sample, oracle, ranks, source.about(sample, oracle, 0).claims(ranks), seed=0):
             found.setdefault(sample.op.partition(".")[2], set()).add(instance.verdict.value)
     return found
 

@@ -42,9 +42,9 @@ def verdicts(source, ranks=2):
     """The verdict on each claim, by the op's overload and the source's own words."""
     found = {}
     for sample in source.samples((), 0):
-        truth = run_oracle(sample)
-        about = source.about(sample, truth, 0)
-        for instance in check_claims(sample, truth, ranks, about.claims(ranks), seed=0):
+        oracle = run_oracle(sample)
+        about = source.about(sample, oracle, 0)
+        for instance in check_claims(sample, oracle, ranks, about.claims(ranks), seed=0):
             found[sample.op.rpartition(".")[2], instance.source] = instance.verdict
     return found
 
@@ -120,10 +120,10 @@ def test_tuples_have_the_same_layout_for_all_first_and_each_once():
 def test_a_script_asks_nothing_of_ours(ranks):
     source = Toy(torch.square, X)
     for sample in source.samples((), 0):
-        truth = run_oracle(sample)
-        about = source.about(sample, truth, 0)
+        oracle = run_oracle(sample)
+        about = source.about(sample, oracle, 0)
         bad = [
-            i for i in check_claims(sample, truth, ranks, about.claims(ranks), seed=0) if i.verdict is Verdict.UNSOUND
+            i for i in check_claims(sample, oracle, ranks, about.claims(ranks), seed=0) if i.verdict is Verdict.UNSOUND
         ]
         from strategies.validation.finding import case_of
 

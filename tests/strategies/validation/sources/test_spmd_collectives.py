@@ -17,9 +17,9 @@ def verdicts(label):
     (call,) = collectives.calls((label,))
     sample = functions.sample_of("spmd_types", call)
     for one in (sample, *source._gradient_samples(call, sample, 0)):
-        truth = run_oracle(one)
+        oracle = run_oracle(one)
         for i in check_claims(
-            one, truth, call.function.ranks, source.about(one, truth, 0).claims(call.function.ranks), seed=0
+            one, oracle, call.function.ranks, source.about(one, oracle, 0).claims(call.function.ranks), seed=0
         ):
             found[one.op.rpartition(".")[2]] = i.verdict.value
     return found

@@ -18,9 +18,9 @@ def judged(label, dst, other):
     (call,) = [one for one in two.calls((label,)) if (one.kwargs["dst"], one.kwargs["other"]) == (dst, other)]
     sample = functions.sample_of("spmd_types", call)
     for one in (sample, *source._gradient_samples(call, sample, 0)):
-        truth = run_oracle(one)
-        assert not source.about(one, truth, 0).claims(3)
-        found += check_claims(one, truth, 2, source.about(one, truth, 0).claims(2), seed=0)
+        oracle = run_oracle(one)
+        assert not source.about(one, oracle, 0).claims(3)
+        found += check_claims(one, oracle, 2, source.about(one, oracle, 0).claims(2), seed=0)
     return found
 
 

@@ -25,10 +25,10 @@ def judged(label, *args, values=0, **kwargs):
     for number, call in enumerate(two_axes.calls(label, function, [plain])):
         sample = two_axes.functions.sample_of("spmd_types", call)
         for one in (sample, *source._gradient_samples(call, sample, number)):
-            truth = run_oracle(one)
-            about = source.about(one, truth, 0)
-            other = adverse(one, truth, 0, seed=0, budget=values)
-            found += [(i, one, truth) for i in check_claims(one, truth, 2, about.claims(2), seed=0, variants=other)]
+            oracle = run_oracle(one)
+            about = source.about(one, oracle, 0)
+            other = adverse(one, oracle, 0, seed=0, budget=values)
+            found += [(i, one, oracle) for i in check_claims(one, oracle, 2, about.claims(2), seed=0, variants=other)]
     return found
 
 
