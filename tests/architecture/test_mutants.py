@@ -37,7 +37,7 @@ def test_no_bug_is_planted_twice():
     assert [bug for bug, times in Counter((b.where, b.before, b.after) for b in PLANTED).items() if times > 1] == []
 
 
-def test_a_bug_that_does_not_fit_is_told():
+def test_a_bug_that_does_not_fit_is_reported():
     assert spoilt(Planted("localtensor/nowhere.py", "a", "b", "")) == "localtensor/nowhere.py does not exist"
     told = spoilt(Planted("localtensor/layout/spec.py", "no such line", "b", ""))
     assert told == "localtensor/layout/spec.py: 'no such line' stands there 0 times, not once"

@@ -28,7 +28,7 @@ def settled(verdict, reason="got 1, expected 2"):
     return finding.outcome_line(RuleOutcome(NAME, verdict and Finding(rule, 2, verdict, reason, (), "test")))
 
 
-def test_a_rule_that_is_wrong_on_one_device_only_is_told_with_its_reason():
+def test_a_rule_that_is_wrong_on_one_device_only_is_reported_with_its_reason():
     (found,), both = differing([task(sound={NAME})], [task(), settled(Verdict.UNSOUND)])
     assert both == 1
     assert (found.rule, found.cpu, found.cuda) == (NAME, Word("sound"), Word("unsound", "got 1, expected 2"))
@@ -92,7 +92,7 @@ def test_what_is_wrong_on_one_device_is_run_there_and_what_is_right_there_differ
     assert list(by_op([left])) == ["aten.relu.default: 1 wrong on the CPU, right on CUDA"]
 
 
-def test_crashes_are_told_by_overload():
+def test_crashes_are_reported_by_overload():
     assert crashes([task(crashed=[Crash("aten.relu.default", "relu()", "it died")])]) == {
         "aten.relu.default": "it died"
     }

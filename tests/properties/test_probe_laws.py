@@ -242,7 +242,7 @@ def pieces_by_loops(probe, x, placement, ranks, draw):
 
 
 @given(question=questions(), ranks=st.integers(2, 3), seed=Seeds)
-def test_a_search_finds_what_a_trial_lets_stand(question, ranks, seed):
+def test_a_search_finds_what_a_validation_lets_stand(question, ranks, seed):
     one, given_one, _ = question
     probe, inputs = Probe(one, run_oracle(one), ranks, seed=seed), [parse(given_one)]
     found = probe.placements(inputs, 0, probe.draws(inputs))

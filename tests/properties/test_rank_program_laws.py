@@ -163,7 +163,7 @@ def simulated_again(fault: Fault) -> float:
     return time.process_time() - begin
 
 
-def test_one_fault_is_told_at_once_unless_the_twin_shows_it_to_be_harmless(capsys):
+def test_one_fault_is_reported_at_once_unless_the_twin_shows_it_to_be_harmless(capsys):
     """What is harmless, the referee says: a program that is right after all, whose values are then the twin's."""
     counted: Counter[tuple[str, str]] = Counter()
 
@@ -268,13 +268,13 @@ def poll() -> None:
         pass
 
 
-def test_a_loop_that_asks_for_ever_is_told():
+def test_a_loop_that_asks_for_ever_is_reported():
     with pytest.raises(EarlyReturn) as told:
         ranks_mix(lambda: None, poll)
     assert told.value.ranks == (0, 1)
 
 
-def test_a_group_that_one_of_its_members_never_makes_is_told():
+def test_a_group_that_one_of_its_members_never_makes_is_reported():
     with pytest.raises(GroupMismatch) as told:
         ranks_mix(lambda: None, lambda: dist.new_group([0, 1]) and None)
     assert told.value.groups == {0: (), 1: (0, 1)}

@@ -6,7 +6,6 @@ from dataclasses import replace
 from strategies.base import journal
 from strategies.model.settings import Settings
 from strategies.model.verdict import Crash, Verdict, WorkUnit
-from strategies.validation import finding as dockets
 from strategies.validation import finding as findings
 from strategies.validation.finding import RuleOutcome, TaskResult
 from tests.strategies.gate_cases import HOSTILE, RAISES, finding
@@ -30,7 +29,7 @@ def begin(**more):
 
 
 def validated(op, *, trial="alone", dtypes="real", mesh=(2,), **what):
-    return dockets.task_line(TaskResult(WorkUnit(op, trial, dtypes, mesh), **what), 0.5)
+    return findings.task_line(TaskResult(WorkUnit(op, trial, dtypes, mesh), **what), 0.5)
 
 
 def settled(found):

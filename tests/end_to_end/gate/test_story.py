@@ -90,7 +90,7 @@ def test_a_wrong_rule_fails_with_that_rule_and_nothing_else(story):
     assert f"{RUNNING}: S(0) -> S(0)" in story.wrong.out and "twice" not in story.wrong.out
 
 
-def test_only_what_the_commit_changed_is_judged_and_the_reason_is_told(story):
+def test_only_what_the_commit_changed_is_judged_and_the_reason_is_reported(story):
     reason = "its rule function `running_rule` changed"
     assert story.wrong.told["choices"] == [{"op": RUNNING, "reason": reason}]
     assert story.wrong.told["judged"] == [RUNNING]
@@ -115,7 +115,7 @@ def test_an_entry_past_its_last_day_accepts_nothing(story):
     assert "1 new, 0 accepted, 0 gone, 4 expired" in story.expired.out
 
 
-def test_a_mended_rule_fails_until_the_baseline_has_shrunk(story):
+def test_a_fixed_rule_fails_until_the_baseline_has_shrunk(story):
     assert story.mended.code == 1 and story.mended.told["findings"] == []
     assert {(gone["op"], gone["rule"]) for gone in story.mended.told["gone"]} == {(RUNNING, "S(0) -> S(0)")}
     assert len(story.mended.baseline["entries"]) == len(story.entries) == 4

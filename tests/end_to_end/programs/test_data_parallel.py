@@ -101,7 +101,7 @@ def test_two_batches_make_one_gradient(how):
 
 
 @pytest.mark.parametrize("how", [*HOW, "by hand"])
-def test_a_weight_that_served_nobody_has_no_gradient(how):
+def test_a_weight_that_served_no_one_has_no_gradient(how):
     run = assert_three_ways(data_parallel_programs.unused, (4,), how, 4)
     with_gradient = {name.split(".")[0] for name in run[0] if name.startswith("gradient of ")}
     expected = {"left"} if how == "sharded" else {"left", "right"}

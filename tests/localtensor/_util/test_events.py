@@ -26,7 +26,7 @@ def test_an_outcome_is_a_small_fixed_value(outcome):
     assert dataclasses.replace(outcome, rank=8) != outcome
 
 
-def test_an_exception_that_nobody_timed_was_raised_at_no_time():
+def test_an_exception_that_no_one_timed_was_raised_at_no_time():
     assert ONE_OF_EACH[1].at == 0.0 and "at=" not in repr(ONE_OF_EACH[1])
 
 

@@ -53,7 +53,7 @@ def test_they_are_what_torch_draws_for_that_seed(infos, name):
         assert not torch.equal(told(samples)[-1][0], want[-1][0])
 
 
-def test_nobody_is_looked_for_while_they_are_drawn_and_torch_looks_again_afterwards(monkeypatch, infos):
+def test_no_one_is_looked_for_while_they_are_drawn_and_torch_looks_again_afterwards(monkeypatch, infos):
     before, looked = asks(), []
     assert opinfo._no_test not in before
     stack = inspect.stack

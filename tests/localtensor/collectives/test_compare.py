@@ -67,7 +67,7 @@ DIFFER = {
 
 @pytest.mark.parametrize("name", DIFFER)
 @pytest.mark.parametrize("schedule", ["round_robin", "shuffled:1"])
-def test_what_differs_is_told(name, schedule):
+def test_what_differs_is_reported(name, schedule):
     make, told = DIFFER[name]
 
     def program():

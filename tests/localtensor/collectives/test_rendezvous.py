@@ -45,7 +45,7 @@ MISMATCHES = {  # the error, and what ranks 0 and 1 do; then what rank 2 does
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", [name for name in MISMATCHES if name != "device"])
-def test_what_must_be_alike_and_is_not_is_told_with_every_part(name, schedule):
+def test_what_must_be_alike_and_is_not_is_reported_with_every_part(name, schedule):
     kind, most, last = MISMATCHES[name]
 
     def program():
@@ -119,7 +119,7 @@ def test_the_message_shows_the_odd_one_out_and_what_went_well_before():
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_parts_are_taken_in_the_order_of_the_group_whoever_came_first(schedule):
+def test_parts_are_taken_in_the_order_of_the_group_whichever_came_first(schedule):
     def program():
         rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
         if rank < 2:
@@ -271,7 +271,7 @@ def test_a_send_waits_for_its_receive_as_on_gloo():
 
 
 @pytest.mark.parametrize("other", [torch.zeros(2), torch.zeros(1, dtype=torch.float64), torch.zeros(0)])
-def test_a_receive_that_does_not_fit_its_send_is_told(other):
+def test_a_receive_that_does_not_fit_its_send_is_reported(other):
     def program():
         return dist.recv(other.clone(), 0) if dist.get_rank() else dist.send(number(1), 1)
 

@@ -156,7 +156,7 @@ def test_a_thread_without_yield_points_is_given_up(monkeypatch):
     assert found.failure.detail.endswith("after: enters C")
 
 
-def test_what_a_thread_did_is_told_in_lines_that_break_between_words():
+def test_what_a_thread_did_is_reported_in_lines_that_break_between_words():
     steps = tuple((0, f"opens outer-d{'o' * (number % 7 + 1)}r") for number in range(30))
     _, *lines, _ = str(Failure("check", "it fails", "pct:7", steps)).splitlines()
     assert len(lines) > 3 and all(
@@ -166,7 +166,7 @@ def test_what_a_thread_did_is_told_in_lines_that_break_between_words():
     assert "\n".join(lines).count("outer-d") == 30
 
 
-def test_what_was_explored_is_told_in_one_line():
+def test_what_was_explored_is_reported_in_one_line():
     program, seen = stepping(1, 1)
     assert (
         str(explore(program, policy="bounded", bound=99))
@@ -175,7 +175,7 @@ def test_what_was_explored_is_told_in_one_line():
     assert str(explore(program, policy="pct", schedules=5)) == "5 schedules, at most 4 steps each: nothing found"
 
 
-def test_what_went_wrong_is_told_after_the_number_of_its_schedule():
+def test_what_went_wrong_is_reported_after_the_number_of_its_schedule():
     runs = []
 
     def program(sync):

@@ -60,7 +60,7 @@ def test_functions_and_modules_can_be_named_too(tmp_path):
     assert explore(by_lines(adding("in_two_lines"), module)).failure is not None
 
 
-def test_nobody_is_traced_afterwards():
+def test_no_one_is_traced_afterwards():
     before = sys.gettrace()
     explore(by_lines(adding("in_one_line"), Count), schedules=5)
     assert sys.gettrace() is before

@@ -176,7 +176,7 @@ def test_it_stays_small_when_everything_is_hit_all_the_time():
         assert cache.stats().size <= 4
 
 
-def test_colliding_hashes_are_told_apart():
+def test_colliding_hashes_are_distinguished():
     class Colliding(int):
         def __hash__(self):
             return 7

@@ -17,7 +17,7 @@ def test_all_who_wait_go_on_when_a_gate_is_opened(seconds):
     assert running.ends() == [True] * 8
 
 
-def test_who_leaves_a_gate_locked_holds_up_nobody_for_good(monkeypatch):
+def test_who_leaves_a_gate_locked_holds_up_no_one_for_good(monkeypatch):
     monkeypatch.setattr(controlled_sync, "SLICE", 0.01)
     gate = THREAD_SYNC.gate()
     gate.open()

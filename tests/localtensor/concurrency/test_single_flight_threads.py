@@ -217,7 +217,7 @@ def test_a_failure_from_before_a_clearing_does_not_touch_what_came_after(cache, 
     assert cache.get("key") == "new"
 
 
-def test_an_equality_that_waits_for_another_thread_keeps_nobody_else_from_the_cache(cache):
+def test_an_equality_that_waits_for_another_thread_keeps_no_one_else_from_the_cache(cache):
     asked, go = threading.Event(), threading.Event()
 
     class Slow:

@@ -78,7 +78,7 @@ def test_a_thread_that_takes_its_own_lock_again_waits_for_itself():
     assert explore(program).failure.detail == "thread 0 waits for l, which thread 0 has"
 
 
-def test_a_gate_lets_through_whoever_comes_before_and_after():
+def test_a_gate_lets_through_all_that_come_before_and_after():
     def program(sync):
         gate, out = sync.gate(), []
 
@@ -90,7 +90,7 @@ def test_a_gate_lets_through_whoever_comes_before_and_after():
     assert outcomes(program) == {(True, True)}
 
 
-def test_timed_waits_run_out_when_nobody_can_run_the_shortest_first():
+def test_timed_waits_run_out_when_no_one_can_run_the_shortest_first():
     def program(sync):
         gate, out = sync.gate(), []
 
@@ -145,7 +145,7 @@ def test_a_number_replays():
     assert replay(program, failure.text) == failure
 
 
-def test_threads_know_who_they_are_and_the_setup_is_nobody():
+def test_threads_know_who_they_are_and_the_setup_is_no_one():
     def program(sync):
         out = [sync.me()]
         return [lambda: out.append(sync.me())], out

@@ -197,7 +197,7 @@ def test_more_than_four_facts_are_counted():
 
 
 @pytest.mark.parametrize("facts", ["ab", "abc", "aabb", "aabc", "aaa"])
-def test_nobody_is_suspected_where_no_majority_disagrees(facts):
+def test_no_one_is_suspected_where_no_majority_disagrees(facts):
     assert base.likely_culprit_lines(dict(enumerate(facts))) == []
 
 
@@ -212,7 +212,7 @@ def test_the_first_line_that_says_anything_is_cut_at_its_limit():
     assert base.first_line("") == ""
 
 
-def test_an_error_is_told_in_its_first_line():
+def test_an_error_is_reported_in_its_first_line():
     assert base.error_in_one_line(ValueError("no\nmore")) == "ValueError: no"
     assert base.error_in_one_line(ValueError()) == "ValueError: -"
     assert base.error_in_one_line(ValueError("x" * 30), 20) == f"ValueError: {'x' * 17}..."

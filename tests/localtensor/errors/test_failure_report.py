@@ -61,7 +61,7 @@ def test_the_same_words_from_another_line_or_of_another_kind_do_not_agree():
     ]
 
 
-def test_ranks_that_passed_wait_or_were_ended_are_told_apart():
+def test_ranks_that_passed_wait_or_were_ended_are_distinguished():
     waiting = [Wait(rank, (0,), call(rank, 2, ranks=tuple(range(6)))) for rank in (1, 2)]
     lines = report([compared(0, "assert 0")], 6, waiting=waiting, busy=[Waiting(3, "test_a.py:8")])
     assert lines[2:] == [
@@ -71,7 +71,7 @@ def test_ranks_that_passed_wait_or_were_ended_are_told_apart():
     ]
 
 
-def test_what_ranks_compared_where_the_assertion_went_through_is_told_if_somebody_saw_it():
+def test_what_ranks_compared_where_the_assertion_went_through_is_reported_if_somebody_saw_it():
     lines = report([compared(0, "assert 5 == 6")], 4, passed={1: "6 == 6", 2: "\x1b[94m6\x1b[39m == 6"})
     assert lines[2:] == ["  rank 3: passed", "  ranks 1, 2: passed: 6 == 6"]
     lines = report([compared(0, "assert 5 == 6")], 2, passed={1: "6 == 6"}, waiting=[Wait(1, (0,), call(1, 0))])
@@ -107,7 +107,7 @@ def test_ranks_that_hold_alike_objects_at_other_addresses_agree():
     ]
 
 
-def test_an_exception_without_words_is_told_by_its_kind():
+def test_an_exception_without_words_is_reported_by_its_kind():
     assert report([compared(0, "")], 1)[1:] == ["  rank 0: AssertionError"]
 
 
@@ -124,7 +124,7 @@ def test_the_report_stays_short_however_many_ranks_fail_each_in_its_own_way(rank
     assert left == ([f"  and {ranks - 10} other ways to fail, on ranks 10-{ranks - 1}"] if ranks > 11 else [])
 
 
-def test_the_last_collectives_are_told_in_order_and_ranks_that_did_the_same_share_a_line():
+def test_the_last_collectives_are_reported_in_order_and_ranks_that_did_the_same_share_a_line():
     log = [call(rank, number) for number in range(9) for rank in (1, 0)] + [call(0, 9, kind="barrier")]
     heading, *lines = last_call_lines(log)
     assert heading == "Last collectives:"

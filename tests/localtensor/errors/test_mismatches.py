@@ -151,7 +151,7 @@ def test_a_mismatch_names_the_likely_culprits_line_first(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_mismatch_is_told_from_others_by_its_class_or_by_its_base(name):
+def test_a_mismatch_is_distinguished_from_others_by_its_class_or_by_its_base(name):
     assert isinstance(CASES[name].error, errors.CollectiveMismatch)
 
 
@@ -204,11 +204,11 @@ def test_of_many_tensors_the_first_that_differs_is_named():
     assert said.startswith("all_reduce #4 in group 0: tensors[2]: [4] on rank 1, [3] on ranks 0, 2: ")
 
 
-def test_two_ranks_accuse_nobody():
+def test_two_ranks_accuse_no_one():
     assert "culprit" not in str(errors.RootMismatch([call(0, root=0), call(1, root=1)]))
 
 
-def test_splits_that_cannot_be_compared_are_still_told():
+def test_splits_that_cannot_be_compared_are_still_reported():
     error = errors.SplitMismatch([call(0), call(1, input_splits=(2, 2), output_splits=())])
     assert ": equal pieces in and equal pieces out on rank 0, [2, 2] in and [] out on rank 1: " in str(error)
 

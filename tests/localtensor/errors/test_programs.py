@@ -209,7 +209,7 @@ def test_only_those_who_are_waited_for_are_said_to_have_returned_early():
     assert errors.EarlyReturn([Wait(0, (3,), call(0))], {1: THERE}).ranks == (1, 0)
 
 
-def test_halves_that_name_each_other_are_told_apart_by_tag_and_group():
+def test_halves_that_name_each_other_are_distinguished_by_tag_and_group():
     other = message(1, "recv", 0, tag=2, group_name="5")
     said = str(errors.MessagesLeftOver([message(0, "send", 1, tag=1), other])).splitlines()[-1]
     assert said == "  rank 0's send and rank 1's recv differ in their groups 0 and 5 and tags 1 and 2"
@@ -221,7 +221,7 @@ def test_nine_groups_are_eight_and_others():
     assert "group: groups 0, 1, 2, 3, 4, 5, 6, 7 and others on rank 0: " in str(error)
 
 
-def test_an_exception_of_many_lines_is_told_in_one():
+def test_an_exception_of_many_lines_is_reported_in_one():
     error = errors.RankRaised([Raised(0, "RuntimeError", "\nboom\nand more", "tb"), Raised(1, "KeyError", "", "tb")])
     assert str(error).splitlines()[1:] == ["  rank 1: KeyError"]
     assert str(error).startswith("run: rank 0: RuntimeError: boom: this is the first rank that raised. ")

@@ -84,7 +84,7 @@ def test_every_order_of_cuts_is_written_with_factors_from_which_it_can_be_read(m
             assert list(split_factors(layout, 0)) == factors and not any(split_factors(layout, 1))
 
 
-def test_an_order_that_no_factors_encode_is_told():
+def test_an_order_that_no_factors_encode_is_reported():
     assert cut_order((2, 1), (2, 3)) is None
     assert cut_order((0, 4), (2, 2)) is None
 

@@ -43,7 +43,7 @@ def test_nan_is_not_finite_in_any_dtype(dtype):
     assert all_finite(torch.tensor([1, 2])) and all_finite(torch.tensor([True]))
 
 
-def test_a_result_that_nobody_moved_may_be_off_by_its_own_digits():
+def test_a_result_that_no_one_moved_may_be_off_by_its_own_digits():
     eps = torch.finfo(torch.float64).eps
     assert measured_slack(double(1, -4), []) == NOISE_FACTOR * eps * 4
     assert measured_slack(torch.zeros(0), [torch.zeros(0)]).ndim == 0

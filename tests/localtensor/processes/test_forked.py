@@ -261,7 +261,7 @@ def stuck(folder):
     dist.barrier()
 
 
-def test_a_run_past_its_limit_says_where_each_rank_is_and_leaves_nobody(tmp_path):
+def test_a_run_past_its_limit_says_where_each_rank_is_and_leaves_no_one(tmp_path):
     with pytest.raises(NeverEnded) as caught:
         on_forks(lambda rank: stuck(tmp_path), timeout=1.5)
     first = stuck.__code__.co_firstlineno

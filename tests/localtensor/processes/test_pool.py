@@ -321,7 +321,7 @@ def test_the_environment_at_the_start_and_the_seat_are_seen(monkeypatch):
         ]
 
 
-def test_gloo_and_nccl_are_told_to_stay_on_the_loopback_interface(monkeypatch):
+def test_gloo_and_nccl_are_reported_to_stay_on_the_loopback_interface(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     with Pool(1) as pool:
@@ -457,7 +457,7 @@ def test_a_forked_copy_of_the_caller_gets_processes_of_its_own(pool, pids):
 # Exceptions.
 
 
-def test_what_a_rank_raises_is_told_in_strings(pool):
+def test_what_a_rank_raises_is_reported_in_strings(pool):
     raised, returned = pool.call(one_raises_or_returns, [(0,), (1,)])
     assert (raised.rank, raised.kind, raised.message) == (0, "ValueError", "not rank 0")
     assert raised.traceback.endswith("ValueError: not rank 0\n")
@@ -476,7 +476,7 @@ def test_leaving_by_sys_exit_is_raising(pool):
     assert [(out.kind, out.message) for out in pool.call(leave_by_sys_exit, [(), ()])] == [("SystemExit", "4")] * 2
 
 
-def test_an_exception_that_cannot_say_what_it_is_is_told_all_the_same(pool):
+def test_an_exception_that_cannot_say_what_it_is_is_reported_all_the_same(pool):
     assert [(out.kind, out.message) for out in pool.call(raise_something_mute, [(), ()])] == [
         ("Mute", "(its own text failed: RuntimeError)")
     ] * 2
@@ -569,7 +569,7 @@ def test_processes_that_wait_may_use_a_little_of_the_processor_and_not_more(monk
         assert clock[0] - 100 == (ends or 100 * watched.pause)
 
 
-def test_where_the_system_reports_no_use_of_the_processor_nobody_is_given_up(monkeypatch):
+def test_where_the_system_reports_no_use_of_the_processor_no_one_is_given_up(monkeypatch):
     monkeypatch.setattr(idleness, "processor_time", lambda pid: 0.0)
     watched = idleness.Idleness(1e-9)
     watched.begin([1, 2])
@@ -583,7 +583,7 @@ def test_a_frozen_process_that_takes_no_large_job_cannot_hold_the_call(pool, pid
     assert_fresh_and_right(pool, pids)
 
 
-def test_a_frozen_process_is_waiting_nobody_knows_where(pool, pids):
+def test_a_frozen_process_is_waiting_no_one_knows_where(pool, pids):
     os.kill(pids[1], signal.SIGSTOP)
     assert pool.call(my_rank, [(), ()], timeout=1.0) == [Returned(0, 0), Waiting(1, "unknown")]
     assert_fresh_and_right(pool, pids)
@@ -874,7 +874,7 @@ def test_ctrl_c_in_the_parent_leaves_no_process_and_a_pool_that_works():
         assert_fresh_and_right(pool, pids)
 
 
-def test_a_pool_that_nobody_holds_ends():
+def test_a_pool_that_no_one_holds_ends():
     pool = Pool(2)
     values(pool.call(my_rank, [(), ()]))
     pids = pool.pids
@@ -956,7 +956,7 @@ def test_sigterm_while_ranks_are_waited_for_leaves_neither_them_nor_a_folder(tmp
         assert list((tmp_path / "temp").iterdir()) == []
 
 
-def test_sigterm_is_heeded_for_as_long_as_a_call_and_where_nobody_else_does():
+def test_sigterm_is_heeded_for_as_long_as_a_call_and_where_no_one_else_does():
     def heeded():
         with worker_group.ranks_end_on_sigterm(), worker_group.ranks_end_on_sigterm():
             return signal.getsignal(signal.SIGTERM)

@@ -194,7 +194,7 @@ def leave_early(seconds):
     dist.barrier()
 
 
-def test_a_rank_that_waits_for_one_that_has_returned_is_told_and_not_met_by_our_own_barrier():
+def test_a_rank_that_waits_for_one_that_has_returned_is_reported_and_not_met_by_our_own_barrier():
     with pytest.raises(errors.RankRaised, match=r"rank 1: RuntimeError: .*Connection closed by peer"):
         on_gloo(leave_early, 0)
 

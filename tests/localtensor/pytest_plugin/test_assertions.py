@@ -90,7 +90,7 @@ def test_a_skip_says_on_which_ranks():
     assert str(first_cause(fault(r0=SkipTest("no"), r2=SkipTest("no")), 3)[0]) == "no (on ranks 0, 2 of 3)"
 
 
-def test_a_fault_that_nobody_raised_is_its_own_cause():
+def test_a_fault_that_no_one_raised_is_its_own_cause():
     call = Call(0, "barrier", "0", (0, 1), 0)
     stuck = Deadlock([Wait(0, (1,), call)])
     assert first_cause(stuck, 2) == (stuck, stuck)

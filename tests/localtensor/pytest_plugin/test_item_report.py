@@ -29,7 +29,7 @@ def test_one_failure_is_shown_with_what_the_assertion_compared(tried):
     assert "localtensor/" not in result.text
 
 
-def test_what_the_assertion_compared_where_it_passed_is_told_if_pytest_says_it(tried, pytester):
+def test_what_the_assertion_compared_where_it_passed_is_reported_if_pytest_says_it(tried, pytester):
     pytester.makeini("[pytest]\nenable_assertion_pass_hook = true\n")
     section = tried(FAILS).text.split("- ranks -")[1]
     assert "rank 1: assert 6.0 == 7" in section and "6.0 == 6" in section
@@ -142,7 +142,7 @@ def test_a_test_that_passes_or_is_expected_to_fail_says_nothing(tried):
     assert "First cause" not in result.text
 
 
-def test_a_failure_on_real_processes_is_told_in_the_words_of_the_process(tried):
+def test_a_failure_on_real_processes_is_reported_in_the_words_of_the_process(tried):
     result = tried(
         FAILS + """
     @pytest.mark.ranks(2)

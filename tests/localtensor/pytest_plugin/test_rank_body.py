@@ -141,7 +141,7 @@ def test_tasks_that_are_left_are_cancelled():
     assert left.cancelled()
 
 
-def test_a_loop_that_nobody_used_is_none():
+def test_a_loop_that_no_one_used_is_none():
     loop = RankEventLoop()
     loop.close()
     assert loop._loop is None

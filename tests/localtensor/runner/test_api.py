@@ -109,7 +109,7 @@ def test_a_leaf_stays_a_leaf_that_wants_its_gradient():
     assert leaf.grad is None
 
 
-def test_the_device_is_the_default_of_each_rank_and_of_nobody_else():
+def test_the_device_is_the_default_of_each_rank_and_of_no_one_else():
     assert lt.run(lambda: torch.empty(2).device.type, ranks=2, device="meta").values == ("meta", "meta")
     assert torch.empty(2).device.type == "cpu"
 
@@ -196,7 +196,7 @@ def test_the_environment_replaces_the_default_limit_and_no_other(monkeypatch):
     assert (timeout_limit(300.0), timeout_limit(7)) == (None, 7)
 
 
-def test_a_decorator_may_give_arguments_that_nobody_passes():
+def test_a_decorator_may_give_arguments_that_no_one_passes():
     @mock.patch("math.tau", 7.0)
     @mock.patch("math.cosh")
     def patched(cosh):

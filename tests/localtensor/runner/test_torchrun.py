@@ -175,7 +175,7 @@ sys.exit(3)
     ]  # fmt: skip
 
 
-def test_a_fault_of_the_program_is_told_without_a_traceback(script, capfd):
+def test_a_fault_of_the_program_is_reported_without_a_traceback(script, capfd):
     code, _, err = outcome(script(INIT + "if rank:\n    dist.barrier()\n"), capfd)
     assert code == 1
     assert err.startswith("EarlyReturn: rank 0 returned while rank 1 waits for it: ") and "Traceback" not in err

@@ -114,7 +114,7 @@ def test_ranks_that_drop_other_elements_of_the_same_have_the_wrong_seed():
     )
 
 
-def test_another_probability_is_told():
+def test_another_probability_is_reported():
     def halve(model, mesh):
         model.drop.p = 0.5
 

@@ -51,7 +51,7 @@ def test_the_same_passes(name):
 
 
 @pytest.mark.parametrize("name", UNLIKE)
-def test_a_difference_is_told_word_for_word(name):
+def test_a_difference_is_reported_word_for_word(name):
     first, second, message = UNLIKE[name]
     with pytest.raises(AssertionError) as told:
         assert_same(first, second)

@@ -40,7 +40,7 @@ READS = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_who_reads_an_output_before_its_wait_is_told(name):
+def test_who_reads_an_output_before_its_wait_is_reported(name):
     def program():
         x, work = begin()
         READS[name](x)
@@ -61,7 +61,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_who_writes_a_buffer_before_its_wait_is_told(name):
+def test_who_writes_a_buffer_before_its_wait_is_reported(name):
     def program():
         x, work = begin()
         WRITES[name](x)
@@ -98,7 +98,7 @@ def test_who_gathers_an_output_before_its_wait_reads_it():
         lt.run(program, ranks=2)
 
 
-def test_who_writes_an_input_before_its_wait_is_told():
+def test_who_writes_an_input_before_its_wait_is_reported():
     def writes():
         _, source, work = gather()
         source.zero_()

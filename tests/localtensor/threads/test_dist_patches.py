@@ -231,7 +231,7 @@ def test_a_split_of_ranks_that_are_not_there_is_refused(splits):
     )
 
 
-def test_ranks_that_disagree_about_a_group_are_told():
+def test_ranks_that_disagree_about_a_group_are_reported():
     def program():
         dist.new_group([0, 1] if dist.get_rank() < 2 else [0, 2])
 

@@ -288,7 +288,7 @@ def in_thread_only(function):
     thread.join()
 
 
-def test_a_lock_that_nobody_releases_is_a_deadlock_at_once():
+def test_a_lock_that_no_one_releases_is_a_deadlock_at_once():
     def program():
         lock = threading.Lock()
         lock.acquire()

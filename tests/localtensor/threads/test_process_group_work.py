@@ -130,7 +130,7 @@ def test_each_output_of_a_coalesced_functional_collective_may_be_waited_for():
 
 
 @two_ranks
-def test_a_functional_collective_that_nobody_reads_is_not_a_fault(comms):
+def test_a_functional_collective_that_no_one_reads_is_not_a_fault(comms):
     fc.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
     assert comms.kinds == ["all_reduce"]
 

@@ -35,7 +35,7 @@ def test_who_waits_for_many_keys_waits_for_the_last(rank):
 
 
 @pytest.mark.ranks(3, schedules=4)
-def test_everybody_counts_and_nobody_is_lost(rank):
+def test_everybody_counts_and_no_one_is_lost(rank):
     mine, everybody = [store().add("count", rank + 1) for _ in range(3)], [None] * 3
     dist.all_gather_object(everybody, mine)
     assert store().get("count") == b"18" and store().add("count", 0) == 18
@@ -124,7 +124,7 @@ def test_a_clone_of_a_store_has_its_keys(rank):
     assert store().get(f"from {1 - rank}") == b"here"
 
 
-def test_a_key_that_nobody_sets_is_a_deadlock():
+def test_a_key_that_no_one_sets_is_a_deadlock():
     def program():
         store().get("nobody")
 
@@ -166,7 +166,7 @@ def test_a_rank_may_make_a_store_of_its_own(rank):
     assert own.get("mine") == str(rank).encode()
 
 
-def test_a_key_that_nobody_sets_says_what_to_do():
+def test_a_key_that_no_one_sets_says_what_to_do():
     def waits():
         dist.distributed_c10d._get_default_store().get("never")
 

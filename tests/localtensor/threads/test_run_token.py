@@ -31,7 +31,7 @@ class Told:
         return [new for _, new in self.swaps]
 
 
-def test_each_hand_over_is_told_from_the_first_to_nobody():
+def test_each_hand_over_is_reported_the_last_to_no_rank():
     told = Told(3)
     told.run(lambda rank: told.log.append((rank, told.run_token.holder)))
     assert told.swaps == [(None, 0), (0, 1), (1, 2), (2, None)]

@@ -138,7 +138,7 @@ def test_a_failure_that_every_schedule_meets_under_the_default_has_no_replay_lin
     assert caught.value.replay is None and "Replay:" not in str(caught.value)
 
 
-def test_a_replay_of_another_program_is_told():
+def test_a_replay_of_another_program_is_reported():
     text = lt.run(first_come, ranks=4, schedule="shuffled:3").replay
     with pytest.raises(lt.LocalTensorError) as caught:
         lt.run(busy, ranks=4, schedule=text)
@@ -146,7 +146,7 @@ def test_a_replay_of_another_program_is_told():
     assert isinstance(told, ReplayDiverged)
 
 
-def test_a_replay_with_another_number_of_ranks_is_told():
+def test_a_replay_with_another_number_of_ranks_is_reported():
     text = lt.run(first_come, ranks=4, schedule="shuffled:3").replay
     with pytest.raises(ReplayDiverged) as caught:
         lt.run(busy, ranks=3, schedule=text)
@@ -184,7 +184,7 @@ def one_raises():
     (wait_for_the_next, Deadlock), (none_sets_the_key, Deadlock), (one_returns, EarlyReturn),
     (one_asks_for_less, KindMismatch), (one_raises, RankRaised),
 ])  # fmt: skip
-def test_sixty_four_ranks_that_cannot_go_on_are_told_with_a_second_of_work(program, kind):
+def test_sixty_four_ranks_that_cannot_go_on_are_reported_with_a_second_of_work(program, kind):
     lt.run(dist.get_rank, ranks=2)  # the first use imports
     began = time.process_time()  # the machine may be busy with something else
     with pytest.raises(kind) as caught:

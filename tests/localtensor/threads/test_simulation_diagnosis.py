@@ -86,7 +86,7 @@ def test_a_rank_that_returned_is_the_cause_rather_than_those_who_wait_for_each_o
     assert [(wait.rank, wait.ranks) for wait in error.waits] == [(1, (0,)), (2, (1,))]
 
 
-def test_messages_that_never_met_come_before_works_that_nobody_waited_for():
+def test_messages_that_never_met_come_before_works_that_no_one_waited_for():
     def program():
         dist.all_reduce(torch.ones(1), async_op=True)
         if dist.get_rank() == 0:
@@ -104,7 +104,7 @@ def test_an_exception_comes_before_all_that_was_left_undone():
     assert type(verdict(program)) is errors.RankRaised
 
 
-def test_works_that_nobody_waited_for_are_counted_on_each_rank():
+def test_works_that_no_one_waited_for_are_counted_on_each_rank():
     def program():
         works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(2)]
         works[dist.get_rank() % 2].wait()
@@ -114,7 +114,7 @@ def test_works_that_nobody_waited_for_are_counted_on_each_rank():
     assert sorted((call.rank, call.number) for call in error.calls) == [(0, 1), (1, 0), (2, 1)]
 
 
-def test_a_group_that_a_member_never_made_is_told():
+def test_a_group_that_a_member_never_made_is_reported():
     def program():
         if dist.get_rank() < 2:
             dist.new_group([0, 1, 2])
@@ -123,7 +123,7 @@ def test_a_group_that_a_member_never_made_is_told():
     assert type(error) is errors.GroupMismatch and {place.function for place in error.places} == {"program"}
 
 
-def test_a_collective_that_refuses_what_fits_is_told_with_its_call():
+def test_a_collective_that_refuses_what_fits_is_reported_with_its_call():
     def program():
         dist.reduce_scatter_tensor(torch.zeros(2), torch.ones(5))
 
@@ -132,7 +132,7 @@ def test_a_collective_that_refuses_what_fits_is_told_with_its_call():
     assert Path(__file__).name in str(error) and "reduce_scatter_tensor" in str(error)
 
 
-def test_an_exception_without_words_is_told_all_the_same():
+def test_an_exception_without_words_is_reported_all_the_same():
     def program():
         if dist.get_rank() == 1:
             raise Speechless
@@ -163,7 +163,7 @@ def test_what_torch_itself_refuses_is_about_all_ranks_and_not_the_last_to_come(m
     assert type(caught.value.__cause__) is RuntimeError
 
 
-def test_values_that_cannot_be_compared_are_told_with_the_reason():
+def test_values_that_cannot_be_compared_are_reported_with_the_reason():
     with pytest.raises(errors.CollectiveFailed) as caught:
         lt.run(lambda: lt.assert_same_on_all_ranks(Incomparable()), ranks=2)
     assert type(caught.value.__cause__) is ZeroDivisionError

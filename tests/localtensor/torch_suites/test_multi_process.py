@@ -70,7 +70,7 @@ def test_a_failure_is_the_first_exception_with_how_the_others_fared_below():
         assert "rank 0 waits for rank 1 in barrier" in error.__notes__[0]
 
 
-def test_ranks_that_wait_for_each_other_are_told_at_once():
+def test_ranks_that_wait_for_each_other_are_reported_at_once():
     class Hangs(Starts):
         def test_it(self):
             dist.init_process_group("gloo", rank=self.rank, world_size=2)

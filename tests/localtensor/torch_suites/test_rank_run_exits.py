@@ -50,7 +50,7 @@ def test_a_rank_that_sleeps_lets_the_others_run():
     assert seen == [1, 0]
 
 
-def test_a_stand_in_for_a_process_has_ended_and_harms_nobody():
+def test_a_stand_in_for_a_process_has_ended_and_harms_no_one():
     process = RankProcess(2)
     process.start()
     process.terminate()

@@ -175,7 +175,7 @@ def test_a_pipe_that_somebody_will_write_to_is_waited_for(tmp_path):
     writer.join()
 
 
-def test_a_pipe_that_nobody_writes_to_is_refused(tmp_path):
+def test_a_pipe_that_no_one_writes_to_is_refused(tmp_path):
     os.mkfifo(tmp_path / "x")
     with pytest.raises(OSError, match="no process writes to this pipe"):
         read_bytes(tmp_path / "x")

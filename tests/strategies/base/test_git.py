@@ -41,7 +41,7 @@ def test_files_of_today_are_listed_new_ones_too_and_without_those_that_are_gone_
     assert repository(folder).files() == (".gitignore", "a folder/é.py", "new.py")
 
 
-def test_bytecode_is_no_file_of_today_though_nobody_ignores_it(here):
+def test_bytecode_is_no_file_of_today_though_no_one_ignores_it(here):
     folder, _ = here
     before = repository(folder).files()
     (folder / "pkg/__pycache__").mkdir(parents=True)

@@ -131,7 +131,7 @@ def test_a_journal_cut_at_any_byte_keeps_all_whole_lines_and_can_go_on(file):
         assert list(load_journal(file).lines) == [*LINES[:whole], {"kind": "unit", "unit": "u", "again": size}]
 
 
-def test_a_cut_line_is_told(file):
+def test_a_cut_line_is_reported(file):
     with file.open("ab") as end:
         end.write(b'{"kind":"un')
     assert load_journal(file).cut == f"{file}: its last line was cut after 11 bytes; that unit is tried again"

@@ -193,7 +193,7 @@ def test_what_is_held_is_done_whole_but_for_a_second_signal(times, done, tmp_pat
     assert ended(body, tmp_path) == (130, done, SENTENCE)
 
 
-def test_nothing_changes_where_nobody_watches():
+def test_nothing_changes_where_no_one_watches():
     before = signal.getsignal(signal.SIGINT)
     with signals.interruptible(), signals.uninterrupted():
         signals.raise_if_stopped()

@@ -172,7 +172,7 @@ def test_a_full_disk_is_a_sentence_and_once(how):
 
 
 @WAYS
-def test_nobody_reading_any_longer_is_no_fault(how):
+def test_no_one_reading_any_longer_is_no_fault(how):
     reader, writer = os.pipe()
     os.close(reader)
     done = in_a_process(f"print(repr({how}), file=sys.stderr)", writer)

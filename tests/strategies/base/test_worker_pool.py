@@ -383,7 +383,7 @@ def test_what_a_task_prints_is_no_answer(child):
 
 
 @pytest.mark.slow
-def test_the_path_is_where_modules_are_found_and_nobody_is_left_behind(tmp_path):
+def test_the_path_is_where_modules_are_found_and_no_one_is_left_behind(tmp_path):
     (tmp_path / "beside_the_test.py").write_text("VALUE = 7\n")
     with SubprocessPool([str(tmp_path)]) as child:
         assert ran(child, 0, what=imported) == [TaskDone(7)]

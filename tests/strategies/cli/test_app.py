@@ -119,7 +119,7 @@ def test_the_command_line_is_there_before_torch():
     assert done.stdout == "[]\n"
 
 
-def test_the_version_is_told():
+def test_the_version_is_reported():
     result = CliRunner().invoke(cli.app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"localtensor {localtensor.__version__}\n")
 

@@ -80,13 +80,13 @@ def test_the_sizes_of_a_mesh_are_not_in_a_key(mesh):
 # New and accepted.
 
 
-def test_what_nobody_has_accepted_fails():
+def test_what_no_one_has_accepted_fails():
     result = gated(finding())
     assert [judged.new for judged in result.new] == [(KEY,)]
     assert result.exit_code == 1
 
 
-def test_what_is_accepted_does_not_fail_and_is_told():
+def test_what_is_accepted_does_not_fail_and_is_reported():
     result = gated(finding(), baseline=accepted(entry()))
     assert (result.new, result.exit_code) == ((), 0)
     assert result.findings[0].accepted == (entry(),)

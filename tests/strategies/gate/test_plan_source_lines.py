@@ -72,13 +72,13 @@ def test_what_is_outside_of_the_repository_has_no_place(placed):
     assert [op for op in ops if source_lines(placed, ops)(op)] == ["rules_placed.twice.default"]
 
 
-def test_a_path_is_told_as_the_repository_knows_it(tmp_path, monkeypatch):
+def test_a_path_is_reported_as_the_repository_knows_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert repository_path(Path("b.json"), tmp_path) == "b.json"
     assert repository_path(tmp_path / "x/b.json", tmp_path) == "x/b.json"
     assert repository_path(Path("/elsewhere/b.json"), tmp_path) == "/elsewhere/b.json"
 
 
-def test_where_nothing_is_wrong_nobody_looks(placed, monkeypatch):
+def test_where_nothing_is_wrong_no_one_looks(placed, monkeypatch):
     monkeypatch.setattr(gate_places, "rule_functions", lambda: 1 / 0)
     assert source_lines(placed, ())("rules_placed.twice.default") is None

@@ -202,7 +202,7 @@ def test_one_overloads_file_does_not_pass_for_anothers(full):
     assert [full.lines(op) for op in (OP, OTHER)].count(None) == 1
 
 
-def test_a_folder_that_cannot_be_written_is_told_and_stops_nothing(cache):
+def test_a_folder_that_cannot_be_written_is_reported_and_stops_nothing(cache):
     cache.folder.write_text("a file")
     said = cache.keep(BEGIN, LINES, BOTH)
     assert said.startswith(f"{cache.folder} cannot be written (") and said.endswith("): verdicts are not kept")

@@ -233,7 +233,7 @@ def own(folder, name, body, **given):
 
 
 @pytest.mark.usefixtures("restored")
-def test_an_op_that_nobody_knows_is_drawn_from_its_schema(tmp_path):
+def test_an_op_that_no_one_knows_is_drawn_from_its_schema(tmp_path):
     by_op, without = own(tmp_path, "own_drawn", 'op("a", lambda x: x * 2, (R, R))')
     assert {s.origin.partition(",")[0] for s in by_op["own_drawn.a.default"]} == {"drawn from the schema"}
     assert without == {}

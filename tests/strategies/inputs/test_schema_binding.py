@@ -75,7 +75,7 @@ def test_a_tensor_does_not_become_a_list_of_tensors():
         bind_to_sibling(sample("neg.default", X), "aten._foreach_neg.default")
 
 
-def test_what_the_op_refuses_is_told_in_its_words():
+def test_what_the_op_refuses_is_reported_in_its_words():
     with pytest.raises(Unbound, match="RuntimeError: result type Float can't be cast"):
         bind_to_sibling(sample("add.Tensor", numbers(3, dtype=torch.int64), 0.5), "aten.add_.Tensor")
 

@@ -73,7 +73,7 @@ def test_each_dtype_is_drawn_in_the_order_of_asking():
     assert found == sorted(found, key=dtypes.index) and set(found) == set(dtypes)
 
 
-def test_no_more_calls_than_a_trial_has_time_for():
+def test_no_more_calls_than_a_task_has_time_for():
     assert len(drawn("pick", torch.float64, torch.int64)) <= 2 * typed_values.MOST_DRAWN
     assert len(drawn("shaped")) == typed_values.MOST_DRAWN
 

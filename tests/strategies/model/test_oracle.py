@@ -128,7 +128,7 @@ def test_an_element_that_jumps_under_noise_is_not_compared_and_the_others_are():
     assert within_slack(torch.tensor([1.0, 3.0]), run_oracle(one).outputs[0], slack).tolist() == [True, False]
 
 
-def test_the_share_of_unstable_elements_is_told():
+def test_the_share_of_unstable_elements_is_reported():
     assert run_oracle(sample("floor.default", torch.tensor([2.0, 2.5, 3.0, 3.5]))).unstable == 0.5
     assert run_oracle(sample("exp.default", numbers(4))).unstable == 0.0
 

@@ -79,7 +79,7 @@ def test_what_can_be_done_is_accepted(given):
     ({"ranks": (3, 2), "pairs": True}, [("alone", (3,)), ("alone", (2,)), ("pairs", (3,))]),
     ({"ranks": (2,), "meshes": ((2, 2), (2, 3))}, [("alone", (2,)), ("meshes", (2, 2)), ("meshes", (2, 3))]),
 ], ids=str)  # fmt: skip
-def test_the_kinds_of_trial_and_their_meshes(given, expected):
+def test_the_kinds_of_validation_and_their_meshes(given, expected):
     assert list(Settings(("add",), **given).kinds_and_meshes()) == expected
 
 

@@ -23,7 +23,7 @@ def test_a_unit_is_its_text(unit):
     assert str(unit).split(" ")[0] == "aten.add.Tensor"
 
 
-def test_a_plan_is_every_overload_class_and_trial_once_in_order():
+def test_a_plan_is_every_overload_class_and_kind_once_in_order():
     plan = plan_units([*OPS, *OPS[:3]], TRIALS)
     assert len(set(plan)) == len(plan) == len(OPS) * len(DTYPE_CLASSES) * len(TRIALS)
     assert list(plan) == sorted(plan)

@@ -128,7 +128,7 @@ def test_of_an_empty_result_nothing_is_tried():
     assert (unit_result.samples, unit_result.tried, unit_result.skipped, unit_result.crashed) == (1, 0, {}, [])
 
 
-def test_calls_before_are_those_of_the_same_docket(monkeypatch):
+def test_calls_before_are_those_of_the_same_task(monkeypatch):
     asked = []
     monkeypatch.setattr(chained, "follow_up_programs", lambda *_, before, **__: asked.append(before) or [])
     samples = (sample("neg.default", X), sample("neg.default", numbers(3)))
@@ -262,7 +262,7 @@ def test_a_suspect_carries_its_program_and_what_was_seen(both_cut):
     assert ", expected " in instance.evidence.reason and instance.evidence.got != instance.evidence.want
 
 
-def test_every_unit_has_a_hearing_and_each_step_is_noted():
+def test_every_unit_has_a_result_and_each_step_is_noted():
     noted = []
     one = task_of(sample("neg.default", X), sample("neg.default", torch.tensor([1, 2, 3])))
     found = validate_with_follow_ups(one, noted.append)

@@ -49,7 +49,7 @@ def test_products_of_what_is_claimed_on_each_axis_are_drawn(one, mesh):
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_placements_that_nobody_claims_are_drawn(mesh):
+def test_placements_that_no_registration_claims_are_drawn(mesh):
     rows = [list(zip(*program.inputs, strict=True)) for program in programs(MM, mesh)]
     assert any(any(row not in claimed_rows(MM, size) for row, size in zip(p, mesh, strict=True)) for p in rows)
 

@@ -73,7 +73,7 @@ def test_a_rule_that_is_right_on_one_axis_and_wrong_on_two_is_found(mesh):
 
 
 @pytest.mark.slow
-def test_on_three_axes_the_same_fault_is_told_of_two():
+def test_on_three_axes_the_same_fault_is_reported_of_two():
     program = Program(CORNERS, (2, 2, 2), (read_layout("(S(0), R, S(1))"),), flattened=True)
     ((found, confirmation),) = smallest_wrong_programs([(program, *run_simulated_programs([program]))])
     assert described(found) == "planted.corners.default on (2,2), seed 0 draw 0: (S(0), S(1))"
@@ -172,7 +172,7 @@ def test_a_result_with_a_placement_of_dtensors_own_is_not_moved():
     assert [m.sample.tensors[0].shape for m in redistributions(program, confirmation)] == [(9, 6), (2, 5)]
 
 
-def test_one_fault_is_told_once():
+def test_one_fault_is_reported_once():
     one = sample("relu.default", numbers(7, 6))
     program = Program(one, (2, 2), (read_layout("(S(0), R)"),))
     assert (

@@ -63,7 +63,7 @@ def test_an_ambient_setting_is_named(cache):
         assert cache.explain(asked()).endswith("; differs in: grad mode=False vs True")
 
 
-def test_a_placement_that_no_text_can_hold_is_told_apart_all_the_same():
+def test_a_placement_that_no_text_can_hold_is_distinguished_all_the_same():
     class Own(Partial):
         pass
 

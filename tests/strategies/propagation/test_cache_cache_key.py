@@ -49,7 +49,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_a_value_is_told_apart_from_every_other(value):
+def test_a_value_is_distinguished_from_every_other(value):
     twins = [other for other in VALUES if of(other) == of(value)]
     assert len(twins) == 1 and twins[0] is value
     twins = [other for other in VALUES if of(dim=other) == of(dim=value)]
@@ -141,7 +141,7 @@ PLACEMENTS = [
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
-def test_a_placement_is_told_apart_from_every_other(placement):
+def test_a_placement_is_distinguished_from_every_other(placement):
     assert [other for other in PLACEMENTS if of_spec(other) == of_spec(placement)] == [placement]
     assert of_spec(placement) == of_spec(placement)
 

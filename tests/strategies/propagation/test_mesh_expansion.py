@@ -118,7 +118,7 @@ def test_a_line_that_each_axis_alone_may_have_is_left_out_where_the_piece_may_no
         )  # fmt: skip
 
 
-def test_the_why_of_what_was_left_out_is_told():
+def test_the_why_of_what_was_left_out_is_reported():
     found = expand(problem_of("aten.amax.default", [spec_of(Mesh.of(2, 3), "S(0) S(0)", (5,))], (Leaf(0), [0])))
     reasons = {str(other) for other in found.others}
     assert "(S(0), S(0)) -> (P(max), P(max)): 3 rows on 3 ranks are not even" not in reasons
@@ -218,7 +218,7 @@ def test_pieces_of_many_ranks_are_few():
     assert best.inputs == ((Shard(0), Shard(0)),)
 
 
-def test_what_ranks_hold_is_told_apart_by_their_own_call():
+def test_what_ranks_hold_is_distinguished_by_their_own_call():
     """The checker itself: a wrong output placement does not pass."""
     mesh = Mesh.of(2, 2)
     problem = problem_of("aten.mul.Tensor", [whole(mesh, (4, 4))] * 2)

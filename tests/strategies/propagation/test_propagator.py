@@ -545,7 +545,7 @@ NORM = "aten.native_group_norm.default"
 
 
 @pytest.mark.parametrize("mesh", [Mesh.of(3), Mesh.of(2, 2)], ids=str)
-def test_each_rank_is_told_its_own_number_of_rows(mesh):
+def test_each_rank_gets_its_own_number_of_rows(mesh):
     cut = " ".join(["S(0)"] * len(mesh.sizes))
     specs = [spec_of(mesh, cut, (5, 6, 4)), whole(mesh, (6,)), whole(mesh, (6,))]
     found = check(Propagator(OUR_RULES), NORM, specs, (*LEAVES[:3], 5, 6, 4, 3, 1e-5))

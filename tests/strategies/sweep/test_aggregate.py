@@ -97,7 +97,7 @@ def test_the_worst_verdict_counts_then_the_smallest_case(order):
     assert (found.verdict, found.elements) == (Verdict.UNSOUND, 24)
 
 
-def test_a_missing_rule_is_told_once_by_its_smallest_instance():
+def test_a_missing_rule_is_reported_once_by_its_smallest_instance():
     big, small = (instance(sample("cumprod.default", numbers(4, n), -1)) for n in (6, 2))
     big, small = (replace(i, verdict=Verdict.MISSING) for i in (big, small))
     for order in ([big, small], [small, big]):
@@ -165,7 +165,7 @@ def test_the_samples_of_an_overload_are_counted_once_for_all_meshes():
     assert (counts.samples, counts.overloads, counts.instances, counts.combinations) == (8, 1, 9, 3)
 
 
-def test_crashes_are_those_of_the_capture_the_trial_and_the_confirmation():
+def test_crashes_are_those_of_the_capture_the_validation_and_the_confirmation():
     captured = {"kind": "captured", "crashed": [["a", "its samples", "E", "T"]], "refused": {"torch refuses": 2}}
     confirmed = findings.outcome_line(RuleOutcome(RULE, None, Crash("c", "x", "E")))
     found = told(captured, line(crashed=[Crash("b", "x", "E")], skipped=Counter({"too many": 4})), confirmed)

@@ -126,7 +126,7 @@ def test_a_file_that_is_no_journal_is_refused(shards, tmp_path):
     assert "none: it cannot be read (No such file or directory)" in refused(BadJournal, [tmp_path / "none"])
 
 
-def test_a_line_that_was_cut_is_told_and_its_unit_is_missing(shards):
+def test_a_line_that_was_cut_is_reported_and_its_unit_is_missing(shards):
     shards[0].write_bytes(shards[0].read_bytes()[:-5])
     assert "1 of 48 units are in none of the journals" in refused(IncompleteRun, shards)
     with shards[0].open("ab") as end:
@@ -134,7 +134,7 @@ def test_a_line_that_was_cut_is_told_and_its_unit_is_missing(shards):
     assert f"({lines_of(1)[-1]['unit']}, say)" in refused(IncompleteRun, shards)
 
 
-def test_a_cut_line_that_is_no_unit_is_told(shards):
+def test_a_cut_line_that_is_no_unit_is_reported(shards):
     with shards[0].open("ab") as end:
         end.write(b'{"kind":"set')
     assert merged_run(shards)[2] == [f"{shards[0]}: its last line was cut after 12 bytes; that unit is tried again"]
@@ -144,7 +144,7 @@ def test_a_cut_line_that_is_no_unit_is_told(shards):
 
 
 @pytest.mark.parametrize("kept", ["suspects", "whole"])
-def test_a_suspect_that_nobody_settled_is_a_gap(kept, tmp_path):
+def test_a_suspect_that_no_one_settled_is_a_gap(kept, tmp_path):
     op = unit().op
     units = [line(one, **{kept: suspicion()}) for one in plan_units([op], [("alone", (2,))])]  # each unit suspects it
     path = written(tmp_path / "x", begun(None, [op]), units)

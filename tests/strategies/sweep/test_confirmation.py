@@ -134,7 +134,7 @@ def test_what_the_probe_could_not_judge_is_cleared_by_a_run_that_is_right():
     assert found == [RuleOutcome("a", None)]
 
 
-def test_few_ranks_come_first_over_all_rules_and_a_rule_is_told_as_soon_as_it_is_known():
+def test_few_ranks_come_first_over_all_rules_and_a_rule_is_reported_as_soon_as_it_is_known():
     todo = {"a": [suspect(3), suspect(2)], "b": [suspect(2)], "c": [suspect(3), suspect(4)]}
     found, asked = settled(todo, RIGHT, WRONG, WRONG, WRONG)
     assert [ranks for ranks, _ in asked] == [2, 2, 3, 3]
@@ -247,7 +247,7 @@ def test_a_script_is_written_only_where_it_would_show_the_same(monkeypatch):
     assert only.finding.script == "" != only.finding.picture
 
 
-def test_without_a_court_all_are_suspect():
+def test_without_confirmation_all_are_suspects():
     found = list(leave_unconfirmed({"b": [suspect(), suspect(3)], "a": [suspect(3)]}))
     assert [(s.name, s.finding.verdict, s.finding.ranks) for s in found] == [
         ("b", Verdict.SUSPECT, 2), ("a", Verdict.SUSPECT, 3),

@@ -67,7 +67,7 @@ def test_on_an_executor_too_what_is_made_of_a_lost_task_runs_in_its_place(monkey
 
 
 @pytest.mark.slow
-def test_a_task_runs_in_a_child_of_the_executors_worker_and_nobody_is_left_behind():
+def test_a_task_runs_in_a_child_of_the_executors_worker_and_no_one_is_left_behind():
     with ExecutorPool(threads) as hands:
         pids = [a.value for a in hands.run(pid_of, [0] * 2, limit=60.0)]
     assert os.getpid() not in pids and not alive(pids)
@@ -335,7 +335,7 @@ def test_the_client_ends_with_its_executor(clients):
     assert clients[0].told == ["shutdown wait=True", "close"]
 
 
-def test_work_that_nobody_waits_for_is_cancelled(clients):
+def test_work_that_no_one_waits_for_is_cancelled(clients):
     executors.dask_factory("")().shutdown(wait=False, cancel_futures=True)
     assert clients[0].told == ["cancel ['pending'] force=True", "shutdown wait=False", "close"]
 

@@ -52,7 +52,7 @@ def family():
     return found - kept
 
 
-def test_a_file_of_rules_is_judged_as_its_module_is(folder):
+def test_a_file_of_rules_is_judged_its_module_is(folder):
     (inner := folder / "inner").mkdir()
     users.write(inner, "by_file", users.RIGHT_AND_WRONG)
     settings = Settings(

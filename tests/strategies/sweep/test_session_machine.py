@@ -121,7 +121,7 @@ def test_with_the_samples_it_captures_nothing(go, whole, tmp_path, monkeypatch):
     assert plain(go(resume=True)) == plain(whole[1])
 
 
-def test_a_finished_run_is_told_again_at_once_and_nothing_is_done(go, whole, tmp_path, monkeypatch):
+def test_a_finished_run_is_reported_again_at_once_and_nothing_is_done(go, whole, tmp_path, monkeypatch):
     copied(whole[0], tmp_path / "j", 99)
     monkeypatch.setattr(gathering, "gather", lambda *_: pytest.fail("captured again"))
     monkeypatch.setattr(worker_pool, "_Worker", lambda *_: pytest.fail("hired somebody"))
@@ -165,7 +165,7 @@ def test_the_whole_tool_killed_in_the_middle_loses_nothing_that_was_written(go, 
     assert again == before  # which of two workers is done first is a matter of load
 
 
-def test_a_cut_line_is_told(go, whole, tmp_path):
+def test_a_cut_line_is_reported(go, whole, tmp_path):
     class Told(Progress):
         said = ()
 

@@ -61,11 +61,11 @@ class Scripted:
             yield answer
 
 
-def swept(dockets, answer):
+def swept(tasks, answer):
     """The lines, what was asked, and the ticks."""
     hands, ticks = Scripted(answer), []
     with open_journal(None, resume=False) as journal:
-        validate_tasks(hands, dockets, journal, "this run", ticks.append)
+        validate_tasks(hands, tasks, journal, "this run", ticks.append)
     return journal.lines, hands.asked, sum(ticks)
 
 
@@ -77,7 +77,7 @@ def crashes(lines):
     }
 
 
-def test_every_unit_has_a_line_and_each_docket_a_tick():
+def test_every_unit_has_a_line_and_each_task_a_tick():
     lines, asked, ticks = swept([ONE, TWO], validated)
     assert [line["unit"] for line in lines] == [str(u) for d in (ONE, TWO) for u in d.units()]
     assert {(line["kind"], line["run"], line["samples"]) for line in lines} == {("unit", "this run", 1)}
@@ -181,7 +181,7 @@ def test_a_sample_that_hangs_on_one_mesh_is_left_out_on_all_of_them(monkeypatch)
     ]
 
 
-def test_a_docket_that_raises_is_a_crash_and_its_units_are_done():
+def test_a_task_that_raises_is_a_crash_and_its_units_are_done():
     lines, asked, _ = swept(
         [ONE, TWO], lambda d: TaskFailed("KeyError: 'x'", "Traceback") if d is ONE else validated(d)
     )
@@ -196,7 +196,7 @@ def test_a_worker_that_was_killed_before_it_noted_anything_costs_nothing():
     assert (len(lines), asked, crashes(lines)) == (len(ONE.units()), [ONE, ONE], {})
 
 
-def test_a_docket_that_kills_twice_before_it_noted_anything_is_given_up():
+def test_a_task_that_kills_twice_before_it_noted_anything_is_given_up():
     lines, asked, _ = swept(
         [ONE, TWO], lambda d: TaskLost("it used more than 2048 MiB", -1) if d is ONE else validated(d)
     )
@@ -223,13 +223,13 @@ def test_the_lines_are_the_same_every_time():
     assert lines() == lines()
 
 
-def test_a_docket_that_was_not_begun_in_time_has_no_line():
+def test_a_task_that_was_not_begun_in_time_has_no_line():
     lines, asked, ticks = swept([ONE, TWO], lambda task_of: TaskDone([]) if task_of is TWO else validated(task_of))
     assert {line["unit"].split()[0] for line in lines} == {ONE.op}
     assert (asked, ticks) == ([ONE, TWO], 2)
 
 
-def test_a_docket_that_was_begun_is_finished_however_late():
+def test_a_task_that_was_begun_is_finished_however_late():
     late = replace(ONE, until=1.0)
     lines, asked, _ = swept([late], lambda task_of: validated(task_of) if task_of.skip else TaskLost("it died", 0))
     assert [task_of.until for task_of in asked] == [1.0, 0.0]
@@ -258,7 +258,7 @@ CUMPROD = sample("cumprod.default", numbers(4, 6), -1)
 
 
 @if_cumprod_is_wrong
-def test_an_op_alone_is_heard_as_the_trial_hears_it():
+def test_an_op_alone_is_judged_as_the_validation_judges_it():
     task_of = OverloadTask(CUMPROD.op, (CUMPROD,), ((2,),), 0)
     assert repr(validate_task(task_of, silent)) == repr(validate_overload(task_of, silent))
     assert [list(h.suspects) for h in validate_task(task_of, silent) if h.suspects] == [
@@ -267,7 +267,7 @@ def test_an_op_alone_is_heard_as_the_trial_hears_it():
 
 
 @pytest.mark.parametrize(("until", "count"), [(1.0, 0), (0.0, 4), (4e9, 4)])
-def test_a_docket_whose_time_is_up_is_not_begun(until, count):
+def test_a_task_whose_time_is_up_is_not_begun(until, count):
     assert len(validate_task(OverloadTask(CUMPROD.op, (CUMPROD,), ((2,),), 0, until=until), silent)) == count
 
 

@@ -164,7 +164,7 @@ def test_the_same_question_is_answered_once_though_torch_forgets(asked):
     assert len(asked) == 1
 
 
-def test_questions_that_differ_are_told_apart(asked):
+def test_questions_that_differ_are_distinguished(asked):
     with cached_propagation() as known, lt.LocalTensorMode(2):
         mesh, x = world_mesh("cpu", (2,), False), torch.ones(3)
         for given, by in [(x, 2), (x, 2.0), (x, True), (x, -0.0), (x, 0.0), (x.double(), 2), (torch.ones(4), 2)]:

@@ -46,7 +46,7 @@ def test_a_module_or_package_that_is_not_there_is_looked_for_in_the_folder(name,
     ("class Skipped(BaseException): pass\nraise Skipped('no GPU')\n", "Skipped: no GPU", 2),
     ("x = 1\nx = = 2\n", "SyntaxError: invalid syntax (rules_raise.py, line 2)", 2),
 ], ids=["an exception", "leaving Python", "no exception of the usual kind", "a syntax error"])  # fmt: skip
-def test_what_importing_a_module_raises_is_told_with_file_and_line(text, raised, line, tmp_path):
+def test_what_importing_a_module_raises_is_reported_with_file_and_line(text, raised, line, tmp_path):
     (tmp_path / "rules_raise.py").write_text(text)
     assert refused("rules_raise", tmp_path) == (
         f"localtensor validate: --rules: rules_raise: importing it raises {raised} "
@@ -88,7 +88,7 @@ def test_what_is_no_name_of_a_module_is_refused(name, tmp_path):
     )
 
 
-def test_an_error_inside_torch_is_told_with_the_line_that_called_it(tmp_path):
+def test_an_error_inside_torch_is_reported_with_the_line_that_called_it(tmp_path):
     (tmp_path / "rules_inside.py").write_text("import torch\n\ntorch.library.Library('prim', 'DEF')\n")
     said = refused("rules_inside", tmp_path)
     assert said.startswith("localtensor validate: --rules: rules_inside: importing it raises ValueError: ")

@@ -75,7 +75,7 @@ def test_kernels_of_its_own_and_composite_ones_count(op):
     assert missing_kernel_reason(op) == ""
 
 
-def test_an_op_of_the_gpu_alone_is_told():
+def test_an_op_of_the_gpu_alone_is_reported():
     why = missing_kernel_reason("aten._scaled_dot_product_efficient_attention.default")
     assert why.startswith("no kernel for CPU in this build of torch")
 

@@ -42,7 +42,7 @@ def test_a_number_tells_the_sample_and_the_mesh():
     assert [task_of.at(task_of.oracle_step(s)) for s in range(4)] == [(s, (2,)) for s in range(4)]
 
 
-def test_the_units_of_a_docket_are_in_order_and_only_those_wanted():
+def test_the_units_of_a_task_are_in_order_and_only_those_wanted():
     task_of = OverloadTask("aten.neg.default", (), MESHES, 0)
     assert len(task_of.units()) == 12 and list(task_of.units()) == sorted(task_of.units())
     wanted = frozenset(task_of.units()[3:5])
@@ -62,7 +62,7 @@ FULL = TaskResult(
 )  # fmt: skip
 
 
-def test_a_hearing_comes_back_from_its_line():
+def test_a_result_comes_back_from_its_line():
     after = there_and_back(FULL)
     for name in "unit samples tried combinations sound by_metadata untestable skipped crashed".split():
         assert getattr(after, name) == getattr(FULL, name), name
@@ -71,7 +71,7 @@ def test_a_hearing_comes_back_from_its_line():
     assert [i.rule for i in after.missing] == [instance().rule]
 
 
-def test_what_the_trial_really_finds_comes_back():
+def test_what_the_validation_really_finds_comes_back():
     samples = (sample("cumprod.default", X, -1), sample("cumprod.default", numbers(4, 4, dtype=torch.int64), 0))
     for result in validate_overload(
         OverloadTask("aten.cumprod.default", samples, ((2,),), 0, search=True), lambda number: None
@@ -85,7 +85,7 @@ def replace_samples(result):
     return replace(result, sound=sorted(result.sound), by_metadata=sorted(result.by_metadata))
 
 
-def test_an_empty_hearing_is_a_short_line():
+def test_an_empty_result_is_a_short_line():
     assert finding.task_line(TaskResult(UNIT), 0.12345) == {"kind": "unit", "unit": str(UNIT), "seconds": 0.123}
     assert there_and_back(TaskResult(UNIT)) == TaskResult(UNIT)
 
@@ -124,7 +124,7 @@ def test_the_earlier_of_equals_is_kept():
     assert kept == equals[:3]
 
 
-def test_the_suspects_of_all_hearings_by_rule():
+def test_the_suspects_of_all_results_by_rule():
     found = merge_candidates([{"b": [suspect(3)]}, {"a": [suspect(2)]}, {"b": [suspect(1), suspect(2)]}], 2)
     assert {name: [s.instance.sample.size for s in kept] for name, kept in found.items()} == {"a": [4], "b": [2, 4]}
     assert list(found) == ["a", "b"]

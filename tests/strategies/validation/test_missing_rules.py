@@ -41,7 +41,7 @@ def tried(one):
     return sum(seen.combinations for _, by_ranks in searched(one) for seen in by_ranks.values())
 
 
-def test_a_search_finds_the_rules_that_nobody_claims():
+def test_a_search_finds_the_rules_that_no_registration_claims():
     assert lacking(planted("forgotten", X)) == [
         "P(avg) -> P(avg)", "P(max) -> P(max)", "P(min) -> P(min)", "P(sum) -> P(sum)", "S(0) -> S(0)", "S(1) -> S(1)",
     ]  # fmt: skip

@@ -282,7 +282,7 @@ def step_of(sample, mesh):
 
 
 @pytest.mark.usefixtures("as_given")
-def test_an_oracle_that_killed_a_worker_is_told_no_more():
+def test_an_oracle_that_killed_a_worker_is_not_reported_again():
     samples = (planted("trips", numbers(3)), planted("trips", numbers(8)))
     task = OverloadTask(samples[0].op, samples, ((2,),), 0)
     found = validate_overload(replace(task, skip=frozenset([task.oracle_step(0)])), silent)

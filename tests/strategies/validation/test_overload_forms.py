@@ -177,7 +177,7 @@ def test_each_form_and_each_kind_of_values_was_tried_or_is_recorded_as_left_out(
 
 
 @if_cumprod_has_a_rule
-def test_what_a_sample_refuses_is_told_from_what_had_no_turn(tried):
+def test_what_a_sample_refuses_is_distinguished_from_what_had_no_turn(tried):
     one = sample("cumprod.default", X, 1)
     few = left_out(one)["aten.cumprod.default alone real 2"]
     assert "keepdim" in few["forms that do not apply"], "cumprod has no such argument"

@@ -176,7 +176,7 @@ def test_shares_by_hand_make_the_whole(kind, ranks):
     torch.testing.assert_close(got, x)
 
 
-def test_by_hand_a_wrong_row_is_told_from_a_right_one():
+def test_by_hand_a_wrong_row_is_distinguished_from_a_right_one():
     doubled = Base("doubled", "ab", "ab", lambda x: 2 * x, along="ab")
     assert wrong(doubled, row("S(0) -> S(0)")) == ""
     assert wrong(doubled, row("S(0) -> S(1)")).startswith("shapes [(4, 8), (3, 8)] on 2 ranks are not")

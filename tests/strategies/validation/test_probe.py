@@ -420,7 +420,7 @@ def test_what_holds_in_one_draw_only_does_not_hold():
     sample("relu.default", X), sample("neg.default", X), sample("sum.dim_IntList", X, [1]),
     sample("amax.default", X, [0]), sample("cumsum.default", X, 0), sample("sum.default", X),
 ], ids=lambda one: one.op)  # fmt: skip
-def test_a_search_and_a_trial_agree(one, inputs):
+def test_a_search_and_a_validation_agree(one, inputs):
     case, given, ndim = probe(one), [parse(inputs)], run_oracle(one).outputs[0].ndim
     found = [short(p) for p in case.placements(given, 0, case.draws(given))]
     every = ["R", *(f"S({d})" for d in range(ndim)), *(f"P({k})" for k in PARTIAL_KINDS if k != "product")]

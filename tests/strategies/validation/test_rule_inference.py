@@ -47,7 +47,7 @@ def test_an_argument_that_was_always_the_same_is_named():
     assert "P(avg) -> P(avg) where dim == 0 and numbers == 'f'" in found
 
 
-def test_leading_dims_are_told_from_the_last_two():
+def test_leading_dims_are_distinguished_from_the_last_two():
     calls = [sample("tril.default", numbers(*shape), k) for shape in ((4, 6, 5), (3, 4, 6, 5)) for k in (0, 1)]
     assert "S(d) -> S(d) where d < ndims[0] - 2" in said(*calls)
 

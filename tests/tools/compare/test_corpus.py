@@ -79,7 +79,7 @@ def test_both_sides_by_hand_tell_right_from_faulty(name, right):
         ),
     ],
 )
-def test_what_is_right_after_the_step_and_what_one_rank_has_alone_are_told_apart(name, module, words):
+def test_what_is_right_after_the_step_and_what_one_rank_has_alone_are_distinguished(name, module, words):
     answer = ask(named(name))
     assert answer.module and f" of {module}, step 0" in answer.text
     assert re.search(words, answer.because)

@@ -52,7 +52,7 @@ def test_a_work_outlives_its_wait():
         assert work.wait() and work.is_completed()
 
 
-def test_a_work_that_nobody_waited_for_is_told_at_the_end():
+def test_a_work_that_no_one_waited_for_is_reported_at_the_end():
     mode = LocalTensorMode(3)
     with pytest.raises(WorkNotWaited) as caught, mode:
         dist.all_reduce(torch.ones(2), group=dist.new_group([0, 2]), async_op=True)

@@ -329,7 +329,7 @@ def test_ints_of_each_rank_as_arguments(mode):
     check_op(torch.cat, [rank_map(lambda rank: torch.ones(rank // 2 + 1, 2)), own(3, 2)])
 
 
-def test_an_index_out_of_range_is_told():
+def test_an_index_out_of_range_is_reported():
     with pytest.raises(IndexError, match="index out of range in self"):
         aten.embedding(own(4, 3), rank_map(lambda rank: torch.tensor([rank, 4])))
     with pytest.raises(IndexError, match="index out of range"):

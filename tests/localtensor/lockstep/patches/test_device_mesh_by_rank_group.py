@@ -67,7 +67,7 @@ def test_lists_ints_and_what_is_the_same_come_together():
 
 
 @pytest.mark.parametrize("answer", [lambda size: size > 2, lambda size: [1] * size], ids=["a bool", "a length"])
-def test_what_cannot_be_one_thing_is_told(answer):
+def test_what_cannot_be_one_thing_is_reported(answer):
     with LocalTensorMode(4) as mode, pytest.raises((RanksDiverge, NotInLockstep)):
         for_each_rank_group(mode, [rank_int(SIZES)], lambda of: answer(of(rank_int(SIZES))))
 

@@ -397,7 +397,7 @@ def test_two_modes_in_two_threads_do_not_see_each_other():
     assert type(plain) is torch.Tensor
 
 
-def test_sizes_of_a_whole_that_differ_are_told():
+def test_sizes_of_a_whole_that_differ_are_reported():
     """Where each rank has another idea of the whole, no plan is the same on all."""
     with LocalTensorMode(RANKS):
         mesh = init_device_mesh("cpu", (RANKS,))

@@ -130,7 +130,7 @@ def test_the_tracker_of_random_offsets_gives_all_ranks_the_state_of_rank_0(monke
     assert [alike.on(rank).tolist() for rank in range(3)] == [apart.on(0).tolist()] * 3
 
 
-def test_a_function_that_is_no_longer_decorated_is_told():
+def test_a_function_that_is_no_longer_decorated_is_reported():
     def plain():
         return 1
 

@@ -63,7 +63,7 @@ def test_one_object_for_each_meaning(held):
     assert not held.row_of.flags.writeable
 
 
-def test_other_sizes_are_another_partition_and_what_nobody_keeps_is_forgotten():
+def test_other_sizes_are_another_partition_and_what_no_one_keeps_is_forgotten():
     from localtensor.lockstep.values import partition as folding
 
     one, other = partition([0, 1], [2]), partition([0, 1], [1, 1])

@@ -102,7 +102,7 @@ class Noisy(nn.Linear):
         return super().forward(x) + torch.rand(len(x), 1, 1)
 
 
-def test_a_program_that_draws_by_itself_is_told():
+def test_a_program_that_draws_by_itself_is_reported():
     with pytest.raises(Diverged) as told:
         lt.compare(partial(Noisy, 8, 8), replicated, batch_of_rows, mesh={"dp": 2}, loss=mean_square)
     assert "one device draws random numbers in the steps" in told.value.comparison.notes[0]
@@ -218,13 +218,13 @@ def scaled_by(factor):
     (1.0, "2 times too large, the number of ranks along dp: summed and not averaged"),
     (0.25, "2 times too small, the number of ranks along dp: divided once too often"),
 ])  # fmt: skip
-def test_gradients_that_are_scaled_are_told_by_their_factor(factor, because):
+def test_gradients_that_are_scaled_are_reported_by_their_factor(factor, because):
     assert lt.compare(build, scaled_by(0.5), mesh={"dp": 2}, **TRAINED).divergence is None
     found = diverged(scaled_by(factor), {"dp": 2}).divergence
     assert found.key.kind == "gradient" and because in found.what
 
 
-def test_a_reduction_over_the_wrong_group_is_told():
+def test_a_reduction_over_the_wrong_group_is_reported():
     def parallelize(model, mesh):
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad, group=mesh.get_group("tp")))
@@ -233,7 +233,7 @@ def test_a_reduction_over_the_wrong_group_is_told():
     assert "it is reduced over tp instead of dp: the wrong group" in found.what
 
 
-def test_replicas_that_differ_are_told_by_their_place():
+def test_replicas_that_differ_are_reported_by_their_place():
     def parallelize(model, mesh):
         with torch.no_grad():
             model[2].up.weight[0, 0] += mesh.get_rank()
@@ -261,7 +261,7 @@ def test_the_call_of_torch_inside_the_module_is_named_with_its_line():
     assert str(found.divergence.key).startswith("input of 0.down") and "test_compare.py" in str(found.divergence.place)
 
 
-def test_a_dtype_that_is_lost_is_told():
+def test_a_dtype_that_is_lost_is_reported():
     def parallelize(model, mesh):
         model[0].up.to(torch.bfloat16)
         model[0].up.register_forward_pre_hook(lambda module, args: (args[0].bfloat16(),))
@@ -355,7 +355,7 @@ def test_a_lambda_is_no_function_of_a_real_process():
     assert "top level of a module" in str(no.value)
 
 
-def test_another_model_on_a_rank_is_told():
+def test_another_model_on_a_rank_is_reported():
     wide = lambda: nn.Linear(8, 8 + dist.is_initialized())  # noqa: E731
     with pytest.raises(NotComparable, match=r"weight is of shape \(9, 8\), and on one device of shape \(8, 8\)"):
         lt.compare(wide, replicated, mesh={"dp": 2}, batch=TRAINED["batch"])
@@ -414,7 +414,7 @@ def test_a_pending_sum_that_meets_a_whole_value_is_the_cause():
     assert "an all_reduce over tp is missing" in found.what and found.key.name == "0.down"
 
 
-def test_a_tied_parameter_that_is_two_on_the_ranks_is_told():
+def test_a_tied_parameter_that_is_two_on_the_ranks_is_reported():
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()

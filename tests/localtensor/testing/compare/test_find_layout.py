@@ -90,7 +90,7 @@ def test_replicas_that_differ_by_more_than_rounding_are_no_replicas():
 
 
 @pytest.mark.parametrize("order", [(1, 0, 2), (2, 0, 1)])
-def test_slices_in_another_order_are_told(order):
+def test_slices_in_another_order_are_reported(order):
     x = tensor(6, 2)
     pieces = x.chunk(3)
     layout, found = permuted_layout([pieces[order.index(i)] for i in range(3)], [3], x, EXACT)

@@ -195,7 +195,7 @@ def test_what_one_device_has_fused_the_ranks_may_have_apart():
     assert "gradient of blocks.0.qkv.weight, step 1" in done.layouts and of_parameters(done.not_compared) == []
 
 
-def test_layers_of_equal_values_are_told_apart_by_their_names():
+def test_layers_of_equal_values_are_distinguished_by_their_names():
     def equal_layers():
         model = Model()
         model.layers[1].load_state_dict(model.layers[0].state_dict())

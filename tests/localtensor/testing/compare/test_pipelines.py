@@ -63,7 +63,7 @@ def test_a_right_schedule_passes_and_every_stage_is_compared(kind, stages):
     assert "the loss, step 0" in done.layouts and "output of the whole model, step 0" in done.layouts
 
 
-def test_gradients_that_are_not_divided_by_the_micro_batches_are_told():
+def test_gradients_that_are_not_divided_by_the_micro_batches_are_reported():
     with pytest.raises(Diverged, match="4 times too large") as told:
         lt.compare(Layers, unscaled, mesh={"pp": 2}, **TRAINED)
     assert told.value.comparison.divergence.key.kind == "gradient"

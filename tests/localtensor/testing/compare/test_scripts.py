@@ -254,7 +254,7 @@ def test_losses_of_another_number_of_backward_passes_are_not_compared(script):
     assert "several backward passes in a step" in done.not_compared["the loss, step 0"]
 
 
-def test_gradients_that_are_never_reduced_are_told(script):
+def test_gradients_that_are_never_reduced_are_reported(script):
     done = compare_scripts(script(ACCUMULATED, "ddp"), script(ACCUMULATED, "ddp", "never", ranks=2))
     assert done.divergence is not None and "all_reduce of the gradient over ranks is missing" in done.divergence.what
 

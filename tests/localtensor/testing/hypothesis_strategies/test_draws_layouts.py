@@ -44,7 +44,7 @@ def test_an_option_keeps_its_place_whatever_the_tensor_is(dtype, pending):
         assert all(found[places[option]] == option for option in found)
 
 
-def test_what_has_two_meanings_is_mended_to_plain_shards():
+def test_what_has_two_meanings_is_fixed_to_plain_shards():
     nested = (strided(0, 2), Shard(0))
     assert layouts.unambiguous_layout(nested, (7,), F32, (3, 2)) == (Shard(0), Shard(0))
     assert layouts.unambiguous_layout(nested, (6,), F32, (3, 2)) == nested

@@ -54,7 +54,7 @@ def test_lists_and_tuples_of_one_are_written_as_python_writes_them():
     assert OpCall("permute", torch.float32, 0).says == "permute(f32[1,2,3,4], (0, 2, 3, 1))"
 
 
-def test_the_tensors_belong_to_whoever_holds_the_call():
+def test_the_tensors_belong_to_the_caller():
     one, other = OpCall("add", torch.float32, 1), OpCall("add", torch.float32, 1)
     one.args[0].fill_(7)
     assert not torch.equal(one.args[0], other.args[0])
@@ -62,7 +62,7 @@ def test_the_tensors_belong_to_whoever_holds_the_call():
     assert not torch.equal(OpCall("add", torch.float32, 1, seed=1).args[0], other.args[0])
 
 
-def test_nobodys_random_numbers_are_touched():
+def test_no_ones_random_numbers_are_touched():
     torch.manual_seed(5)
     random.seed(5)
     np.random.seed(5)

@@ -27,7 +27,7 @@ FLOATS = [dtype for dtype in DTYPES if dtype.is_floating_point]
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_tensor_is_the_same_each_time_and_belongs_to_whoever_asked(dtype, pattern):
+def test_a_tensor_is_the_same_each_time_and_belongs_to_the_caller(dtype, pattern):
     for shape in ((), (0, 3), (4, 5)):
         drawn = Drawn(shape, dtype, pattern, 3)
         one, other = drawn.tensor(), drawn.tensor()

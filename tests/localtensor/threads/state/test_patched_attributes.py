@@ -224,7 +224,7 @@ def test_a_patched_rank_asks_propagation_itself():
     assert run(asks, ranks=2).values == (True, True)
 
 
-def test_nobody_is_inside_a_patch_when_all_are_left():
+def test_no_one_is_inside_a_patch_when_all_are_left():
     def patches():
         inside = SLOTS["patches"].inside
         with mock.patch.object(math, "tau", 0):

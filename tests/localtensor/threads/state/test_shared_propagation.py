@@ -221,7 +221,7 @@ def test_every_rule_that_torch_brings_is_known_for_torchs():
     assert others == [], "they are shared no longer: look at propagation._RULES"
 
 
-def test_a_rule_for_an_op_of_somebody_elses_keeps_nobody_from_sharing():
+def test_a_rule_for_an_op_of_somebody_elses_keeps_no_one_from_sharing():
     schema = type("Schema", (), {"op": torch.ops.aten.nonzero.default})()
     table, op = propagator().op_strategy_funcs, torch.ops._c10d_functional.wait_tensor.default
     before = shared_propagation._rules_and_settings(propagator(), schema)

@@ -51,7 +51,7 @@ def test_a_rank_that_leaves_a_block_with_a_rule_of_its_own_leaves_the_others_the
     assert known() == before
 
 
-def test_what_one_rank_registers_no_other_has_and_nobody_when_the_run_is_over():
+def test_what_one_rank_registers_no_other_has_and_no_one_when_the_run_is_over():
     before = known()
 
     def registers():

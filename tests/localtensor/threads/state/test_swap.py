@@ -353,7 +353,7 @@ def test_a_module_imported_during_the_run_is_swapped_from_then_on():
 
 
 @pytest.mark.slow
-def test_a_rank_that_imports_nothing_heavy_makes_nobody_else_do_it():
+def test_a_rank_that_imports_nothing_heavy_makes_no_one_else_do_it():
     look = ("import sys, torch, localtensor.threads.state.swap as r; r.RankState(0, 1, 0); "
             "sys.exit('torch.distributed.tensor' in sys.modules)")  # fmt: skip
     assert subprocess.run([sys.executable, "-c", look], check=False).returncode == 0

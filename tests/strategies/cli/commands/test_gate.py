@@ -92,7 +92,7 @@ def test_0_nothing_had_to_be_judged(gated):
     assert code == 0 and f"note {note}\n" in out and held() == (BaselineEntry(KEY, "known"),)
 
 
-def test_1_what_nobody_has_accepted(gated):
+def test_1_what_no_one_has_accepted(gated):
     code, out, _ = gated(WRONG)
     assert code == 1 and "gate failed: 1 new" in out
     assert "note localtensor-baseline.json is not there: nothing is accepted yet" in out
@@ -116,7 +116,7 @@ def test_2_a_day_that_is_past(gated):
     assert code == 2 and errors.startswith("localtensor gate: --expires: 2020-01-01: that day is past (today is ")
 
 
-def test_2_what_the_validation_refuses_is_told_as_the_gates_own(gated):
+def test_2_what_the_validation_refuses_is_reported_as_the_gates_own(gated):
     assert gated(BadSetting("--ranks", 1, "too few", "Pass 2.")) == (
         2, "", "localtensor gate: --ranks: 1: too few. Pass 2.\n"
     )  # fmt: skip
@@ -215,7 +215,7 @@ def test_a_baseline_that_changes_meanwhile_is_not_overwritten(gated, monkeypatch
     assert code == 2 and "it changed while the gate ran" in errors and held() == (BaselineEntry(KEY, "theirs"),)
 
 
-def test_entries_of_overloads_that_are_not_among_those_judged_are_told(gated):
+def test_entries_of_overloads_that_are_not_among_those_judged_are_reported(gated):
     accept(*(BaselineEntry(replace(KEY, op=f"my.{name}.default"), "known") for name in "abc"))
     code, out, _ = gated(replace(CLEAN, looked_at=frozenset({OP, "my.b.default"})))
     assert code == 0
@@ -261,7 +261,7 @@ def test_a_reader_that_leaves_early_does_not_change_the_verdict(monkeypatch, gat
     assert gated(WRONG)[0] == 1
 
 
-def test_standard_output_without_room_is_told_and_is_no_pass(monkeypatch, gated):
+def test_standard_output_without_room_is_reported_and_is_no_pass(monkeypatch, gated):
     monkeypatch.setattr(
         gate.wording, "show", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     )

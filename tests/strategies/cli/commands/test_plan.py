@@ -142,7 +142,7 @@ def test_what_a_price_prints_is_no_part_of_the_plan(capsys, price):
 
 
 @pytest.mark.parametrize("options", [{}, {"as_json": True}, {"code": True}], ids=str)
-def test_nobody_reading_any_longer_is_no_fault_and_a_full_disk_is(capfd, monkeypatch, options):
+def test_no_one_reading_any_longer_is_no_fault_and_a_full_disk_is(capfd, monkeypatch, options):
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as out:

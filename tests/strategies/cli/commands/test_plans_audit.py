@@ -138,7 +138,7 @@ def test_ctrl_c_leaves_what_was_found_printed(monkeypatch, capsys):
     assert "greedy: f64[1] @ a:S(0) -> a:P(sum) on (2,): RuntimeError: not supported" in text
 
 
-def test_a_file_that_cannot_be_written_is_told_and_the_report_is_whole(tmp_path, capsys):
+def test_a_file_that_cannot_be_written_is_reported_and_the_report_is_whole(tmp_path, capsys):
     options = asked(mesh=("2",), samples=3, confirm="none", json=tmp_path / "taken" / "r.json", quiet=True)
     (tmp_path / "taken").write_text("")  # meanwhile
     assert run(options) == 3

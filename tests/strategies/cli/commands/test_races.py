@@ -40,7 +40,7 @@ def test_a_folder_for_a_file_is_refused(tmp_path):
         RacesOptions("once", json=tmp_path)
 
 
-def test_nothing_found_is_told_and_written(tmp_path, capsys):
+def test_nothing_found_is_reported_and_written(tmp_path, capsys):
     file = tmp_path / "races.json"
     assert run(RacesOptions("once", schedules=26, json=file)) == EXIT_CLEAN
     out = capsys.readouterr().out
@@ -50,7 +50,7 @@ def test_nothing_found_is_told_and_written(tmp_path, capsys):
     assert sum(part["tried"] for part in report["parts"]) == 26
 
 
-def test_what_is_found_is_told_with_its_interleaving_and_a_script(tmp_path, capsys, monkeypatch):
+def test_what_is_found_is_reported_with_its_interleaving_and_a_script(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(races, "explore_all", lambda *_, **__: [ExploredProgram("asks", "One key", 7, 0.1, FAILURE)])
     assert run(RacesOptions("once", repro=tmp_path / "scripts")) == EXIT_WRONG
     out = capsys.readouterr().out

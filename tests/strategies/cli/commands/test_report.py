@@ -57,7 +57,7 @@ def test_a_journal_that_tested_nothing_is_no_success(tmp_path, capsys):
     assert "Nothing was tested" in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
-def test_a_line_that_was_cut_is_told(journal, tmp_path, capsys):
+def test_a_line_that_was_cut_is_reported(journal, tmp_path, capsys):
     with journal.open("a") as file:
         file.write('{"kind":"un')
     assert run(ReportOptions(journal, tmp_path / "r.html")) == 0
@@ -256,7 +256,7 @@ def test_one_journal_of_the_whole_gives_the_same_report(shards, capsys, tmp_path
     assert text_and_json.as_json(report(begin, lines)) == text_and_json.as_json(report(other, again))
 
 
-def test_a_line_of_a_shard_that_was_cut_is_told(shards, capsys):
+def test_a_line_of_a_shard_that_was_cut_is_reported(shards, capsys):
     with shards[0].open("ab") as end:
         end.write(b'{"kind":"set')
     code, _, errors = ran(capsys, shards)

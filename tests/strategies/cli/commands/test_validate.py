@@ -306,7 +306,7 @@ def test_all_that_was_chosen_of_a_sweep_reaches_the_settings(judge):
 
 
 @pytest.mark.parametrize("fails", ["json", "repro"])
-def test_what_is_told_of_a_report_may_fail_to_be_written(fails, capsys):
+def test_what_is_reported_of_a_report_may_fail_to_be_written(fails, capsys):
     Path("file").write_text("")
     code = validate.deliver(FULL, *(Path("file/x") if fails == name else None for name in ("json", "repro")))
     assert code == 3

@@ -246,12 +246,12 @@ def told(changed, order=tuple(SAID), without=()):
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_what_alone_changed_is_told(name):
+def test_what_alone_changed_is_reported(name):
     assert told([name]) == SAID[name]
 
 
 @pytest.mark.parametrize(("near", "far"), list(combinations(SAID, 2)))
-def test_of_two_that_changed_the_nearest_to_the_rule_is_told(near, far):
+def test_of_two_that_changed_the_nearest_to_the_rule_is_reported(near, far):
     others = [name for name in SAID if name not in (near, far)]
     order = (near, far, *others) if {near, far} == {"helper", "further"} else (far, near, *others)
     assert told([near, far], order) == SAID[near]
@@ -261,12 +261,12 @@ def test_what_changed_comes_before_what_is_new():
     assert told(["helper"], without=["op"]) == SAID["helper"]
 
 
-def test_what_is_gone_is_told_and_a_registration_in_its_own_words():
+def test_what_is_gone_is_reported_and_a_registration_in_its_own_words():
     then, now = sliced(), sliced(without=["helper"])
     assert change_reason(now, then, FUNCTIONS, MAKERS) == "`helper` in a.py, on which its rule depended, is gone"
     assert change_reason(sliced(without=["register"]), then, FUNCTIONS, MAKERS) == "its registration changed"
 
 
-def test_nothing_but_another_order_is_told_as_that():
+def test_nothing_but_another_order_is_reported_as_that():
     turned = sliced(order=tuple(reversed(SAID)))
     assert change_reason(turned, sliced(), FUNCTIONS, MAKERS) == "what it depends on stands in another order"

@@ -106,7 +106,7 @@ def test_there_is_none_for_an_op_that_comes_from_where_it_may_change_unseen(tmp_
         assert ask("far_ops.far.default") is None and ask("near_rules.scale.default") is not None
 
 
-def test_what_cannot_be_told_apart_has_the_digest_of_all_modules(both):
+def test_what_cannot_be_distinguished_has_the_digest_of_all_modules(both):
     assert both(edit_styles.GUESSED, {}) == [True, True]
     assert both(edit_styles.GUESSED, {"{p}/util.py": [("rows(x, 7)", "rows(x, 8)")]}) == [False, False]
     assert both(edit_styles.GUESSED, {"{p}/util.py": [("def unused", "# note\ndef unused")]}) == [True, True]

@@ -110,7 +110,7 @@ def test_a_full_one_has_a_table_of_what_is_new_and_lists_of_the_rest():
     assert "a worker was killed twice" in text and "until 2027-01-31" in text
 
 
-def test_silent_and_loud_are_told_apart():
+def test_silent_and_raising_are_distinguished():
     rows = [line for line in summary(FULL).splitlines() if line.startswith("| <code>")]
     assert [row.split(" | ")[-1] for row in rows] == ["silent |", "loud |"]
 

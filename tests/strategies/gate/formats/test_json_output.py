@@ -39,7 +39,7 @@ def test_every_field_is_needed(without):
     assert not READER.is_valid(body)
 
 
-def test_a_finding_is_told_in_full():
+def test_a_finding_is_reported_in_full():
     first = body_of(FULL)["findings"][0]
     assert (first["op"], first["call"], first["silent"]) == ("aten.cumprod.default", "cumprod(f64[2], -1)", True)
     assert first["place"] == {"file": "my ops/rules.py", "line": 12}

@@ -115,7 +115,7 @@ def test_what_is_too_much_is_left_out_from_the_end_and_counted():
     )
 
 
-def test_crashes_trouble_and_untried_are_told_of_the_run():
+def test_crashes_trouble_and_untried_are_reported_of_the_run():
     (told,) = run_of(FULL)["invocations"]
     assert (told["executionSuccessful"], told["exitCode"]) == (False, 1)
     assert [(n["level"], n["message"]["text"].split(":")[0]) for n in told["toolExecutionNotifications"]] == [

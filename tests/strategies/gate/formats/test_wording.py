@@ -6,7 +6,7 @@ from strategies.torch_api.user_modules import SINGLE_DIM_FIRST
 from tests.strategies.gate_cases import FULL, GONE, finding, key, new, unasked
 
 
-def test_what_happens_names_ranks_call_reason_and_witness():
+def test_what_happens_names_ranks_call_reason_and_example():
     assert what_happens(new(finding())) == (
         "on 2 ranks, cumprod(f64[2], -1): differs at [0]: got 1, expected 2; seen on real gloo processes"
     )

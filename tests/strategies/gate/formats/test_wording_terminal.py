@@ -62,7 +62,7 @@ def test_what_is_accepted_is_counted_and_not_shown():
     assert text.startswith("gate passed: 0 new, 1 accepted, 0 gone; ")
 
 
-def test_an_ignored_registration_is_told_without_ranks():
+def test_an_ignored_registration_is_reported_without_ranks():
     key = FindingKey(OP, "ignored", "any", "any")
     text = shown(replace(CLEAN, findings=(ReviewedFinding(ignored_finding(OP, "it is never used"), (key,), (key,)),)))
     assert f"{OP}: ignored" in text and "never used" in text and "ranks" not in text

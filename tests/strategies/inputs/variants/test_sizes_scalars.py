@@ -27,7 +27,7 @@ def test_every_number_has_other_values(one, want):
     assert said(sizes.other_scalars(one)) == want
 
 
-def test_scales_that_must_agree_with_sizes_stay_where_nobody_checks_them():
+def test_scales_that_must_agree_with_sizes_stay_where_no_one_checks_them():
     """torch 2.13 reads past the end of the input where they do not, and gives left-over memory."""
     x = numbers(1, 1, 4, 4)
     assert said(sizes.other_scalars(sample("_upsample_bilinear2d_aa.default", x, [2, 2], False, 0.5, 0.5))) == []

@@ -145,7 +145,7 @@ def test_what_is_drawn_is_not_drawn_again():
     assert ("", "torch.bfloat16") not in wanted.left and ("", "torch.float16") in wanted.left
 
 
-def test_positions_in_other_tensors_and_integers_that_nobody_checks_are_not_cast():
+def test_positions_in_other_tensors_and_integers_that_no_one_checks_are_not_cast():
     index = torch.zeros(2, dtype=torch.int64)
     (cast,) = as_dtype(sample("index_select.default", torch.arange(4), 0, index), torch.int8)
     assert [x.dtype for x in cast.tensors] == [torch.int8, torch.int64]

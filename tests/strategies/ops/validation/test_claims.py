@@ -73,7 +73,7 @@ def test_calls_differ_where_only_some_rank_has_another_size():
     assert [tuple(call.args[1]) for call in calls] == [(1, 2), (0, 2)]
 
 
-def test_wrong_lines_are_told_and_sound_ones_counted_by_rule():
+def test_wrong_lines_are_reported_and_sound_ones_counted_by_rule():
     found = validate_rule(entry(wrong), given=[NEG], ranks=(2, 3))
     assert {(str(i.rule), i.verdict) for i in found.wrong} == {("aten.neg.default: P(sum) -> P(max)", Verdict.UNSOUND)}
     assert set(found.sound) == {"aten.neg.default: S(0) -> S(0)"}

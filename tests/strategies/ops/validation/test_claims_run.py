@@ -52,12 +52,12 @@ def tried(one, *calls, without=None):
     return validated
 
 
-def test_a_right_rule_is_heard_as_right():
+def test_a_right_rule_is_judged_right():
     validated = tried(entry("aten.neg.default", rows), sample("aten.neg.default", 4, 2))
     assert validated.tested and not validated.wrong and validated.lines == 1 and validated.calls > 1
 
 
-def test_a_wrong_rule_is_heard_as_wrong_with_its_call():
+def test_a_wrong_rule_is_judged_wrong_with_its_call():
     validated = tried(entry("aten.cumsum.default", rows), sample("aten.cumsum.default", 4, 2, args=(0,)))
     assert validated.tested and len(validated.wrong) == 1
     assert validated.wrong[0].startswith("aten.cumsum.default: S(0) -> S(0) on 2 ranks, cumsum.default(f32[4,2], 0)")
@@ -91,14 +91,14 @@ def test_a_rule_that_raises_is_no_right_rule():
     (RuleResult("a.b.c", "some", "here:1", untried=("no kernel",)), NOTHING),
     (RuleResult("a.b.c", "some", "here:1", calls=4), NOTHING),
 ])  # fmt: skip
-def test_the_exit_code_is_that_of_what_was_heard(validated, code, capsys):
+def test_the_exit_code_is_that_of_what_was_found(validated, code, capsys):
     assert print_validation([validated], Console(width=200)) == code
     said = capsys.readouterr().out
     assert ("not tested: a.b.c" in said) == (code == NOTHING)
     assert ("WRONG a line" in said) == (code == WRONG)
 
 
-def test_nothing_heard_at_all_is_no_pass(capsys):
+def test_nothing_tested_at_all_is_no_pass(capsys):
     assert print_validation([], Console()) == NOTHING
     assert "0 of 0" in capsys.readouterr().out
 

@@ -55,7 +55,7 @@ def test_a_missing_entry_lacks_every_line_of_theirs():
     assert not found.covered and found.theirs == len(found.lacking) >= 3 and found.same == 0
 
 
-def test_a_missing_line_is_told_with_the_call_that_shows_it():
+def test_a_missing_line_is_reported_with_the_call_that_shows_it():
     def rows(query):
         yield query.line({0: S0}, [S0])
 

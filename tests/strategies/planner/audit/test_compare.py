@@ -47,7 +47,7 @@ def test_one_element_that_is_changed_on_one_rank_is_seen(which, data):
     assert unchanged or wrong.text, f"{one}: rank {rank}, element {place}"
 
 
-def test_a_shape_a_dtype_and_a_value_that_are_wrong_are_told_apart():
+def test_a_shape_a_dtype_and_a_value_that_are_wrong_are_distinguished():
     one, x = spec("S(0)", (2,), (4,)), distinct_values((4,), torch.float64)
     a, b = pieces(one)
     assert compare_pieces([a, x], x, one).text == "rank 1 holds shape (4,), not (2,)"

@@ -20,7 +20,7 @@ def test_both_planners_are_asked_and_priced_as_ours_are():
 
 
 @before_2_14
-def test_a_refusal_of_dtensor_is_told():
+def test_a_refusal_of_dtensor_is_reported():
     [greedy, _] = dtensor_plans(*read("f32[8] @ dp=2: S(0) -> P(sum)"), Time())
     assert greedy.plan is None and greedy.refused and not greedy.skipped
 

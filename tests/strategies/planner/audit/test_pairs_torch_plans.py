@@ -96,7 +96,7 @@ def test_what_takes_two_collectives_in_fact_is_two_steps():
     assert [str(step.now.placements[0]) for step in gathered.steps] == ["R", "S(1)"]
 
 
-def test_an_axis_of_one_rank_talks_to_nobody():
+def test_an_axis_of_one_rank_talks_to_no_one():
     found = dtensor_plan(spec("S(0) R", (1, 2)), spec("S(1) R", (1, 2)))
     assert [step.kind for step in found.steps] == ["local"]
 

@@ -26,7 +26,7 @@ TURNED = ((0, (1, 0)),)
     lambda: _redistribute.redistribute_local_tensor, lambda: _redistribute.use_min_cost_redistribution_plan,
     lambda: DeviceMesh._flatten,
 ])  # fmt: skip
-def test_torch_still_has_the_private_parts_of_this_room(part):
+def test_torch_still_has_the_private_parts_of_this_package(part):
     assert callable(part())
 
 
@@ -68,7 +68,7 @@ def test_the_planner_is_chosen_for_all_ranks_and_given_back():
     assert before == _redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN
 
 
-def test_what_dtensor_raises_is_told_and_not_raised():
+def test_what_dtensor_raises_is_reported_and_not_raised():
     one = pair("R R", "P(product) R")
     job = PairRun.of(one)
     told = on_ranks(one, lambda mesh: result_of_rank(job.part("greedy", job.pieces[0]), mesh))

@@ -42,7 +42,7 @@ def test_both_planners_are_named_where_both_do_it():
     )
 
 
-def test_every_pair_is_told_of():
+def test_every_pair_is_reported():
     counted = []
     group_by_cause(verdicts(*SHARDS), lambda: counted.append(1))
     assert len(counted) == 3

@@ -171,7 +171,7 @@ def test_a_script_of_plain_torch_shows_what_is_wrong_and_what_is_right(pool):
         assert [outcome.value[0] for outcome in outcomes] == [code] * 2, outcomes[0].value[1]
 
 
-def test_where_torch_deals_otherwise_nobody_is_called_wrong():
+def test_where_torch_deals_otherwise_no_one_is_called_wrong():
     job = PairRun.of(PAIRS[2])
     pieces = [torch.zeros(5, 2), torch.zeros(5, 1)]
     wrong = [RedistributionResult("", piece.double()) for piece in pieces]
@@ -193,7 +193,7 @@ def test_where_torch_deals_otherwise_nobody_is_called_wrong():
     )
 
 
-def test_where_torch_deals_the_source_otherwise_nobody_is_called_wrong():
+def test_where_torch_deals_the_source_otherwise_no_one_is_called_wrong():
     job = PairRun.of(PAIRS[2])  # S(0) -> S(1)
     rows, columns = job.whole.split([3, 2]), job.whole.split([2, 1], 1)
     wrong = [piece + 1 for piece in columns]
@@ -202,7 +202,7 @@ def test_where_torch_deals_the_source_otherwise_nobody_is_called_wrong():
         assert _checked_outcome(job, told).kind == kind
 
 
-def test_what_became_of_ranks_that_do_not_come_back_is_told():
+def test_what_became_of_ranks_that_do_not_come_back_is_reported():
     died = [Waiting(0, "a.py:1 in f: x"), Died(1, 3)]
     assert first_rank_failure(died).text == "the process of rank 1 dies (exit code 3)"
     raised = [Waiting(0, "a.py:1 in f: x"), Raised(1, "ValueError", "no", "trace")]

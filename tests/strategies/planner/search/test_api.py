@@ -120,7 +120,7 @@ def test_below_the_leanest_plan_it_is_shown_and_its_need_is_enough():
     assert leaner
 
 
-def test_a_limit_is_told_in_megabytes_and_what_to_allow_to_the_byte():
+def test_a_limit_is_reported_in_megabytes_and_what_to_allow_to_the_byte():
     src, dst = read("f32[4096,4096] @ dp=4,tp=8: P(sum),S(0) -> S(0),R")
     with pytest.raises(NoPlan, match=r"no plan stays within 10\.0 MB, and the leanest needs 33\.6 MB \(") as error:
         plan(src, dst, memory=10_000_000)
@@ -160,7 +160,7 @@ def test_strided_shards_that_are_no_order_for_this_shape_are_planned_as_they_are
     assert found.steps and found.steps[0].was == written
 
 
-def test_an_axis_of_one_rank_needs_no_step_and_is_in_nobodys_way():
+def test_an_axis_of_one_rank_needs_no_step_and_is_in_the_way():
     src, dst = (spec(text, sizes=(1, 4)) for text in ("R S(0)", "S(0) S(0)"))
     assert plan(src, dst).steps == plan(dst, src).steps == () and plan(src, dst).why == "both are equal on every rank"
     [step] = plan(spec("S(0) S(0)", sizes=(4, 1)), spec("R S(0)", sizes=(4, 1))).steps

@@ -203,7 +203,7 @@ def test_each_way_is_the_best_in_what_it_is_called_after(text):
 
 @given(texts)
 @settings(max_examples=10, deadline=None)
-def test_no_plan_is_told_twice_and_another_beginning_is_one(text):
+def test_no_plan_is_reported_twice_and_another_beginning_is_one(text):
     best = plan(*read(text))
     found = alternatives(best)
     assert len({step_texts(way.plan) for way in found}) == len(found)

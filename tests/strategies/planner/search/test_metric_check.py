@@ -68,7 +68,7 @@ def test_the_price_of_the_cheapest_plan_holds_whatever_a_step_costs(price):
     assert found.lines()[-1] == "It is a metric on these, but for symmetry."
 
 
-def test_broken_triples_are_counted_and_the_worst_is_told_first():
+def test_broken_triples_are_counted_and_the_worst_is_reported_first():
     found = few(growth, Mesh.of(2, 2), unit="bytes")
     assert (found.broken, found.walls, found.triples, found.free) == (2, 0, 64, 7)
     assert found.lines(1) == [
@@ -83,7 +83,7 @@ def test_broken_triples_are_counted_and_the_worst_is_told_first():
     assert len(saved) == three.broken > 2
 
 
-def test_a_wall_that_one_can_walk_around_is_told():
+def test_a_wall_that_one_can_walk_around_is_reported():
     def walled(src, dst):
         return math.inf if size(src) == 1 and size(dst) == 4 else growth(src, dst) + 3 * (size(dst) > size(src))
 
@@ -93,7 +93,7 @@ def test_a_wall_that_one_can_walk_around_is_told():
     assert found.lines()[1] == "  S(0),S(0) -> R,R costs infinitely much; by way of R,S(0) 1.1e+07 us"
 
 
-def test_walls_are_told_last():
+def test_walls_are_reported_last():
     found = check_metric(torch_cost, Mesh.of(2, 2))
     kept = [math.isinf(detour.saved) for detour in found.worst]
     assert kept == sorted(kept)
@@ -113,7 +113,7 @@ def test_where_there_is_no_way_at_all_nothing_is_broken():
         (lambda src, dst: 1.0, "there is nothing to do", 2),
     ],
 )
-def test_answers_that_no_cost_gives_are_told(cost, what, count):
+def test_answers_that_no_cost_gives_are_reported(cost, what, count):
     found = few(cost)
     assert not found.holds
     assert {odd.what for odd in found.odd} == {what}
@@ -121,7 +121,7 @@ def test_answers_that_no_cost_gives_are_told(cost, what, count):
     assert f"{count} answers: {what}" in found.lines()
 
 
-def test_a_cost_that_changes_its_mind_is_told():
+def test_a_cost_that_changes_its_mind_is_reported():
     asked = []
 
     def moody(src, dst):
@@ -153,7 +153,7 @@ def test_a_price_that_changes_its_mind_is_no_price():
     assert (found.triples, found.holds) == (0, False)
 
 
-def test_a_price_that_falls_as_bytes_grow_is_told_and_tried_all_the_same():
+def test_a_price_that_falls_as_bytes_grow_is_reported_and_tried_all_the_same():
     found = few(lambda move: 1 / (1 + move.nbytes))
     assert {odd.what for odd in found.odd} == {NOT_MONOTONE}
     assert (found.triples, found.broken, found.holds) == (8, 0, False)

@@ -73,7 +73,7 @@ def test_the_bytes_of_a_step_are_those_of_the_largest_pieces(kind, was, now, nby
     assert step.seconds == TOPOLOGY.seconds(step.move)
 
 
-def test_a_step_is_told_by_the_kinds_of_its_placements_and_by_an_even_piece():
+def test_a_step_is_reported_by_the_kinds_of_its_placements_and_by_an_even_piece():
     move = move_of("all_to_all", (1,), spec("S(0) SS(0,2)", (2, 3)), spec("S(0) S(1)", (2, 3)))
     assert (move.was, move.now) == ("SS", "S")
     assert move.even == 8 * 6 * 4 / 6
@@ -109,7 +109,7 @@ def test_axes_of_which_a_topology_says_nothing_have_the_usual_link():
     assert Topology((slow,)).link((1, 2)) == Network() and Topology((slow,)).link((0, 2)) == slow
 
 
-def test_nobody_sends_less_than_its_share_and_one_rank_sends_nothing():
+def test_no_one_sends_less_than_its_share_and_one_rank_sends_nothing():
     for kind in KINDS[:4]:
         assert bytes_sent(Move(kind, (0,), 3, 100, 0.0)) == (134 if kind == "all_reduce" else 67)
         assert bytes_sent(Move(kind, (0,), 1, 100, 0.0)) == 0

@@ -142,7 +142,7 @@ def test_a_box_of_parts_says_so_and_a_number_is_one_cell():
     assert share_of_rank(src.spec, (1,), ()).down == share_of_rank(src.spec, (1,), ()).across == ((0, 1),)
 
 
-def test_the_dims_that_are_cut_are_drawn_and_others_are_told():
+def test_the_dims_that_are_cut_are_drawn_and_others_are_reported():
     found = stages("f32[2,3,4,5] @ a=2,b=2,c=2: S(3),R,R -> S(1),S(2),S(3)")
     assert dims_drawn(found) == (1, 3)
     assert [undrawn_text(stage.spec, (1, 3)) for stage in found] == ["", "dim 2 is cut, too, and not drawn"]

@@ -154,7 +154,7 @@ def test_each_fault_is_named_and_a_right_text_near_it_is_given(change, said, adv
     ("f32[8] @ dp=2 R -> S(0)", "f32[8] @ dp=2: R -> S(0)"),
     ("fp16(8) @ dp=2 tp=2: r,s0 -> Replicate(), P", "f16[8] @ dp=2,tp=2: R,S(0) -> R, P(sum)"),
 ])  # fmt: skip
-def test_several_slips_are_mended_at_once(text, advice):
+def test_several_slips_are_fixed_at_once(text, advice):
     with pytest.raises(BadPlanText) as error:
         read(text)
     assert str(error.value).endswith(f"Write {advice!r}.") and read(advice)

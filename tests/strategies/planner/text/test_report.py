@@ -138,7 +138,7 @@ def test_json_of_what_dtensor_does_not_do():
     assert told["dtensor"] == {"greedy": {"refused": "no"}, "graph": {"not_asked": "slow"}}
 
 
-def test_of_very_many_steps_the_first_are_told():
+def test_of_very_many_steps_the_first_are_reported():
     made = shown()[1][0].plan
     many = replace(made, steps=made.steps * 5)
     assert plan_line(many).count("; ") == 6 and plan_line(many).endswith("; and 4 more")

@@ -123,7 +123,7 @@ def test_random_results_are_not_compared():
     assert oracle_of_sample(sample("rand_like.default", X), "sum").metadata_only
 
 
-def test_partial_inputs_are_told_from_others():
+def test_partial_inputs_are_distinguished_from_others():
     one = sample("neg.default", X)
     assert [has_partial(on(one, text, (2, 2))) for text in ("R/P(sum)", "S(0)", "R")] == [True, False, False]
 

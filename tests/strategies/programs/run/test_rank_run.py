@@ -106,13 +106,13 @@ def test_an_op_that_writes_is_run_on_the_pieces(validated):
     assert torch.equal(X, numbers(5, 4))
 
 
-def test_an_argument_that_is_written_to_and_not_returned_is_heard_of_too(validated):
+def test_an_argument_that_is_written_to_and_not_returned_is_reported_too(validated):
     found = validated(sample("_foreach_neg_.default", [X]), "S(0)")
     assert found[0].placements == ("S(0)",)
     assert_whole(found, -X)
 
 
-def test_a_rank_that_raises_alone_is_told_to_all_and_nobody_waits(validated):
+def test_a_rank_that_raises_alone_is_reported_to_all_and_no_one_waits(validated):
     found = validated(planted("one_raises", X), "S(0)")
     assert [one.failed for one in found] == ["op", "op"]
     assert [one.errors for one in found] == [("", "ValueError: not on this rank")] * 2
@@ -121,7 +121,7 @@ def test_a_rank_that_raises_alone_is_told_to_all_and_nobody_waits(validated):
     assert found[0].whole == ()
 
 
-def test_a_call_that_dtensor_refuses_is_told_with_every_ranks_sentence(validated):
+def test_a_call_that_dtensor_refuses_is_reported_with_every_ranks_sentence(validated):
     found = validated(sample("mm.default", X, X), "R, R")
     assert all(
         len(one.errors) == 2 and all("must have same reduction dim" in error for error in one.errors) for one in found
@@ -129,7 +129,7 @@ def test_a_call_that_dtensor_refuses_is_told_with_every_ranks_sentence(validated
     assert "\n" not in found[0].errors[0]
 
 
-def test_results_that_cannot_be_put_together_are_told_with_their_pieces(validated):
+def test_results_that_cannot_be_put_together_are_reported_with_their_pieces(validated):
     found = validated(planted("remembered", numbers(4, dtype=torch.int16)), "P(sum)")  # gloo cannot add these
     assert [one.failed for one in found] == ["full_tensor"] * 2
     assert found[0].placements == ("P(sum)",)
@@ -137,7 +137,7 @@ def test_results_that_cannot_be_put_together_are_told_with_their_pieces(validate
     assert found[0].errors == ("RuntimeError: Invalid scalar type",) * 2
 
 
-def test_pieces_that_do_not_match_are_told_and_are_not_put_together(validated):
+def test_pieces_that_do_not_match_are_reported_and_are_not_put_together(validated):
     found = validated(planted("one_grows", X), "S(0)")
     assert [one.failed for one in found] == ["full_tensor"] * 2
     assert [one.errors for one in found] == [

@@ -100,7 +100,7 @@ def test_a_rank_that_holds_another_shape_than_its_placement_says_is_wrong(real_r
     assert_wrong(found, r"rank 1 holds shape \(3, 6\), S\(0\) of \(4, 6\) is \(2, 6\)")
 
 
-def test_a_process_that_dies_is_wrong_and_the_next_case_is_heard(real_runs):
+def test_a_process_that_dies_is_wrong_and_the_next_case_is_run(real_runs):
     found = real_runs.confirm(case_of(planted("one_dies", X), "S(0) -> S(0)"))
     assert_wrong(found, r"the process of rank 1 dies \(exit code 7\)")
     assert_cleared(real_runs.confirm(case_of(sample("neg.default", X), "S(0) -> S(0)")), "DTensor's own run is right")
@@ -323,7 +323,7 @@ def test_right_pieces_are_right():
     assert case_confirmation(NEG, validated([-1.0, -2.0], [-3.0, -4.0])).wrong == ""
 
 
-def test_one_wrong_element_is_told_with_both_values():
+def test_one_wrong_element_is_reported_with_both_values():
     found = case_confirmation(NEG, validated([-1.0, -2.0], [-3.0, -5.0]))
     assert_wrong(found, r".* differs at \[3\]: got -5, expected -4 \(1 of 4 elements differ\)")
 
@@ -351,7 +351,7 @@ def test_ranks_that_assemble_different_wholes_are_each_looked_at():
     assert_wrong(case_confirmation(NEG, [right[0], wrong[1]]), r"rank 1: result gathered .*")
 
 
-def test_a_shape_that_is_wrong_is_told_even_if_the_whole_could_not_be_assembled():
+def test_a_shape_that_is_wrong_is_reported_even_if_the_whole_could_not_be_assembled():
     errors = ("RuntimeError: no", "RuntimeError: no")
     found = case_confirmation(NEG, validated([-1.0, -2.0, -3.0], [-4.0], errors=errors, failed="full_tensor"))
     assert_wrong(found, r"rank 0 holds shape \(3,\), S\(0\) of \(4,\) is \(2,\)")

@@ -30,7 +30,7 @@ def test_right_pieces_on_two_axes_are_right():
     assert (found.wrong, found.note) == ("", "DTensor's own run is right")
 
 
-def test_a_piece_of_the_wrong_shape_is_told_with_both_placements():
+def test_a_piece_of_the_wrong_shape_is_reported_with_both_placements():
     found = confirmation_of(ORACLE, (2, 2), validated([*RIGHT[:3], -X[2:]]))
     assert found.wrong == "rank 3 holds shape (2, 2), (S(0), S(1)) of (4, 2) is (2, 1)"
 
@@ -48,7 +48,7 @@ def test_a_rank_with_placements_that_have_no_arithmetic_here_does_not_hide_the_n
     assert confirmation_of(ORACLE, (1, 2), ranks).wrong == "rank 1 holds shape (2, 2), (S(0), S(1)) of (4, 2) is (4, 1)"
 
 
-def test_a_wrong_whole_is_told_with_its_placements():
+def test_a_wrong_whole_is_reported_with_its_placements():
     found = confirmation_of(ORACLE, (2, 2), validated(RIGHT, whole=X))
     assert found.wrong.startswith("rank 0: result gathered from (S(0), S(1)) ")
     assert "(8 of 8 elements differ)" in found.wrong
@@ -97,7 +97,7 @@ def test_one_rank_that_raises_is_wrong_and_all_ranks_are_not():
     assert (every.wrong, every.refused) == ("", "ValueError: no")
 
 
-def test_ranks_that_have_the_same_whole_are_looked_at_once_and_another_is_told():
+def test_ranks_that_have_the_same_whole_are_looked_at_once_and_another_is_reported():
     ranks = validated(RIGHT)
     ranks[2] = validated(RIGHT[2:3], whole=-X + 1)[0]
     assert confirmation_of(ORACLE, (2, 2), ranks).wrong.startswith("rank 2: result gathered")

@@ -262,7 +262,7 @@ def said(program):
     return "" if program.sample.size < 4 else "as R: rank 0 makes 3 at [], the op gives 4 (1 of 1)"
 
 
-def test_any_witness_that_gives_reasons_can_be_asked():
+def test_any_example_that_gives_reasons_can_be_asked():
     start = Program(sample("relu.default", X), (2, 2), ((Shard(0), Replicate()),))
     shows = still_fails(said, said(start))
     assert element_count(shrink(start, shows).smallest) == 4 and shrink(start, shows).smallest.mesh == (2,)

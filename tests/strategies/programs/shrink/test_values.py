@@ -71,7 +71,7 @@ def test_an_op_that_trusts_its_caller_loses_digits_and_defaults_only(one, want):
     assert [f for f in found if f in want] == want
 
 
-def test_scales_that_must_agree_with_sizes_stay_where_nobody_checks_them():
+def test_scales_that_must_agree_with_sizes_stay_where_no_one_checks_them():
     """torch 2.13 reads past the end of the input where they do not."""
     x = numbers(1, 1, 4, 4)
     assert scalars(sample("_upsample_bilinear2d_aa.default", x, [2, 2], False, 0.25, 0.25)) == []

@@ -173,7 +173,7 @@ def test_a_handler_without_collectives_runs():
     assert on_each(program) == (None, None)
 
 
-def test_a_collective_whose_group_nobody_can_name_is_taken_for_one_that_communicates():
+def test_a_collective_whose_group_no_one_can_name_is_taken_for_one_that_communicates():
     bare = SimpleNamespace(namespace="c10d", _schema=SimpleNamespace(name="c10d::barrier_of_all", arguments=[]))
     assert handlers._communicates(bare, (), {})
     waits = SimpleNamespace(namespace="c10d", _schema=SimpleNamespace(name="c10d::wait_tensor", arguments=[]))

@@ -56,7 +56,7 @@ def all_pairs(sizes):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("sizes", [(2,), (1, 2), (2, 2)])
-def test_what_is_told_to_communicate_is_what_does(sizes):
+def test_what_is_reported_to_communicate_is_what_does(sizes):
     for found in lt.run(all_pairs, sizes, ranks=torch.Size(sizes).numel()):
         assert [bool(steps) for _, steps in found] == [count > 0 for count, _ in found]
         assert {bool(steps) for _, steps in found} == {False, True}
@@ -69,11 +69,11 @@ def strided_shard():
     return moved(mesh, src, laid(mesh, R)), communicating_steps(src, laid(mesh, R))
 
 
-def test_a_strided_shard_that_is_gathered_is_told():
+def test_a_strided_shard_that_is_gathered_is_reported():
     assert list(lt.run(strided_shard, ranks=2)) == [(1, ("a: SS(0,2) -> R",))] * 2
 
 
-def test_a_shard_that_becomes_partial_adds_zeros_and_asks_nobody():
+def test_a_shard_that_becomes_partial_adds_zeros_and_asks_no_one():
     """Torch 2.14 does so; before, it raises where it is to be done."""
     assert communicating_steps(laid(MESH, S0, R), laid(MESH, P, R)) == ()
     assert communicating_steps(laid(MESH, S0, R), laid(MESH, R, R)) != ()
@@ -129,7 +129,7 @@ def test_the_remedy_is_a_call_that_there_is(src, dst, written, remedy):
     assert str(error).endswith(f". {remedy} `with allow_implicit_communication():`.")
 
 
-def test_more_than_one_argument_is_told_in_one_sentence():
+def test_more_than_one_argument_is_reported_in_one_sentence():
     needs = [
         ImplicitRedistribution("self", laid(MESH, S0, R), laid(MESH, R, R)),
         ImplicitRedistribution("other", laid(MESH, P, R), laid(MESH, R, R)),
@@ -140,7 +140,7 @@ def test_more_than_one_argument_is_told_in_one_sentence():
     assert "dp: all-gather S(0) -> R" in str(error) and "dp: all-reduce P(sum) -> R" in str(error)
 
 
-def test_where_we_have_no_word_for_a_placement_dtensors_own_steps_are_told():
+def test_where_we_have_no_word_for_a_placement_dtensors_own_steps_are_reported():
     class OfMine(Partial):
         pass
 

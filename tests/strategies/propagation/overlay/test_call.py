@@ -112,7 +112,7 @@ def test_sizes_as_arguments_are_those_of_each_ranks_piece(mesh):
     assert zeros.shape == (5, 3) and torch.equal(whole(zeros), torch.zeros(5, 3))
 
 
-def test_scalars_that_differ_are_told_apart(mesh):
+def test_scalars_that_differ_are_distinguished(mesh):
     x = on(mesh, X, "R/R")
     with overlay_dtensor(RIGHT):
         for dim in (0, 1, -1, 0):
@@ -261,7 +261,7 @@ def test_each_rank_is_told_how_many_rows_it_has(ranks):
         assert_normed(found)
 
 
-def test_in_lockstep_each_rank_is_told_its_own_number_of_rows_too(mesh):
+def test_in_lockstep_each_rank_is_reported_its_own_number_of_rows_too(mesh):
     with overlay_dtensor():
         placements, found = group_norm(mesh, "S(0)/S(0)")
     assert placements[:2] == [(Shard(0), Shard(0))] * 2

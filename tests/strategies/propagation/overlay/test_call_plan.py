@@ -89,7 +89,7 @@ def test_a_plan_is_made_once_for_each_call_that_differs(mesh):
 
 
 @pytest.mark.parametrize(("one", "other"), [(1, 1.0), (1, True), (0.0, -0.0), (0, False), (2.0, 2 + 0j)])
-def test_numbers_that_are_equal_and_mean_different_things_are_told_apart(mesh, one, other):
+def test_numbers_that_are_equal_and_mean_different_things_are_distinguished(mesh, one, other):
     book = RuleRegistry.of(*rules("power", "each element by itself", ["aten.pow.Tensor_Scalar"], lambda ask: []))
     x = distribute_tensor(X, mesh, [Shard(0)])
     with overlay_dtensor(book) as there:

@@ -87,7 +87,7 @@ def test_in_lockstep_they_are_right_too():
     assert {rule: wrong(verdict) for rule, verdict in validated.items() if wrong(verdict)} == {}
 
 
-def test_how_many_are_mended():
+def test_how_many_are_fixed():
     assert len(findings()) == 510
     assert set(LEFT) <= {one.rule for one in findings()}
     assert 510 - len(LEFT) >= 491

@@ -38,5 +38,5 @@ def test_the_order_in_which_calls_are_listed_is_nothing():
     assert {is_linearizable(order) for order in itertools.permutations(history)} == {True}
 
 
-def test_a_history_is_told_with_its_times_and_answers():
+def test_a_history_is_reported_with_its_times_and_answers():
     assert _history_text([CacheCall(A, 0, 5, 1), CacheCall(CLEAR, 1, 2)]) == "get a [0-5] -> 1; clear [1-2]"

@@ -60,7 +60,7 @@ def test_the_head_says_what_run_it_was():
     assert "units 5 of 40" in said and "Not finished. 35 units of the plan are not in this journal" in said
 
 
-def test_a_shard_and_ignored_registrations_and_a_cut_line_are_told():
+def test_a_shard_and_ignored_registrations_and_a_cut_line_are_reported():
     said = text_of(read(shard=[2, 4], ignored=[["aten.sub.Tensor", "never asked"]]))
     assert "shard 2 of 4" in said and "Ignored registrations." in said and "aten.sub.Tensor" in said
     assert "Cut. x.jsonl: its last line was cut." in text_of(
@@ -94,14 +94,14 @@ def test_every_overload_and_every_finding_is_there():
         assert text in said
 
 
-def test_crashed_untestable_and_skipped_are_told_with_their_reasons():
+def test_crashed_untestable_and_skipped_are_reported_with_their_reasons():
     said = text_of(read())
     for text in ("the process died with SIGFPE", "P(max) means nothing for this dtype", "abs[complex64]: RuntimeError: no",
                  "aten.gather.default: too large (4 samples)", "no sample fits"):  # fmt: skip
         assert text in said
 
 
-def test_rules_that_no_trial_can_tell_stand_by_their_reasons_the_most_common_first_then_by_name():
+def test_rules_that_no_validation_can_tell_stand_by_their_reasons_the_most_common_first_then_by_name():
     reasons = {"z": "a reason of one", "a": "no reason of one", "m": "shared by two", "n": "shared by two"}
     told = [
         validated(
@@ -183,7 +183,7 @@ def test_a_program_on_two_axes_and_one_that_raises():
 @pytest.mark.parametrize(
     "what", ["rank 0, 2 raises E: x", "every rank raises E: x", "hangs: x", "the process of rank 1 dies"]
 )
-def test_what_a_user_is_told_of_is_loud(what):
+def test_what_a_user_is_shown_is_raising(what):
     assert show_finding(finding(reason=what)).loudness == "loud"
 
 

@@ -50,7 +50,7 @@ def test_a_replicated_result_is_compared_on_each_rank():
     assert wrong(part) == [["1"], [], ["1"], []]
 
 
-def test_no_rank_is_blamed_for_a_sum_and_none_for_axes_that_are_not_told_apart():
+def test_no_rank_is_blamed_for_a_sum_and_none_for_axes_that_are_not_distinguished():
     for placement in ("P(sum)", "(S(0), S(0))"):
         part = result(placement, ["[1] of shape (1,)", "[1] of shape (1,)"], "[2] of shape (1,)", "[3] of shape (1,)")
         assert wrong(part) == [[], [], ["2"], []]
@@ -97,7 +97,7 @@ def test_results_and_what_the_op_gives_go_together_by_number():
     assert second.boxes[0].size == "scalar"
 
 
-def test_elements_left_out_are_told_and_not_compared():
+def test_elements_left_out_are_reported_and_not_compared():
     part = result(
         "R", ["[1, 2, ...] of shape (4,)"], "[1, 2, ...] of shape (4,)", "[1, 3, ...] of shape (4,)"
     )  # fmt: skip

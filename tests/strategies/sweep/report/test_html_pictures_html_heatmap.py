@@ -35,7 +35,7 @@ def test_a_rule_counts_under_what_it_takes_and_what_it_gives():
     }  # fmt: skip
 
 
-def test_the_worst_verdict_wins_and_the_rest_is_told():
+def test_the_worst_verdict_wins_and_the_rest_is_reported():
     (cell,) = [c for c in drawn()["cumprod"].rows[0].cells[-len(html_pictures.GIVES) :] if c and c.column == "S"]
     assert cell.words == "1 unsound, 1 suspect, 1 sound"
 

@@ -152,7 +152,7 @@ def test_json_is_stable_and_readable():
     assert text_and_json.as_json(FULL).endswith("}\n")
 
 
-def test_a_finding_on_several_axes_is_told_by_its_title_and_mesh():
+def test_a_finding_on_several_axes_is_reported_by_its_title_and_mesh():
     one = finding(title="aten.add.Tensor on (2, 3): (S(0), R), then sum", mesh=(2, 3), ranks=6, elements=8)
     body = body_of(replace(FULL, findings=(one,)))
     check_schema(body)
@@ -162,7 +162,7 @@ def test_a_finding_on_several_axes_is_told_by_its_title_and_mesh():
     assert (row[0], row[1]) == (f"rule{one.title.replace(' ', '')}", "ranks2x3")
 
 
-def test_units_that_are_not_done_are_told():
+def test_units_that_are_not_done_are_reported():
     whole, part = EMPTY, replace(EMPTY, unfinished=7)
     assert (body_of(whole)["unfinished"], body_of(part)["unfinished"]) == (0, 7)
     said = "7 units of the plan are not in this journal: see `localtensor merge`."

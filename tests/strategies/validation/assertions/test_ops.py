@@ -24,7 +24,7 @@ def test_an_op_gives_what_it_returns_and_what_it_writes_to():
     assert x.tolist() == [2, 2]
 
 
-def test_what_is_returned_is_not_told_twice():
+def test_what_is_returned_is_not_reported_twice():
     x = torch.ones(2)
     assert len(ops.Op.of("aten.add_.Tensor").run((x, x), {})) == 1
 

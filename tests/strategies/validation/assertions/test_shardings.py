@@ -93,7 +93,7 @@ def test_inputs_are_given_or_drawn():
     (total, ["S(0)"], ["R"], {"inputs": [(torch.ones(()),)]}, NothingTested),
     (torch.linalg.cholesky, ["S(0)", "R"], ["R"], {}, NothingTested),
 ])  # fmt: skip
-def test_what_cannot_be_tested_is_told(fn, ins, outs, options, error):
+def test_what_cannot_be_tested_is_reported(fn, ins, outs, options, error):
     with pytest.raises(error, match="assert_sharding: "):
         assert_sharding(fn, ins, outs, **options)
 

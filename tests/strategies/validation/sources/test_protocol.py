@@ -71,7 +71,7 @@ def test_a_running_sum_is_unsound_along_its_own_dim_only():
     assert wrong == {("default", "S(0) -> S(0)"), ("gradient", "S(0) -> S(0)")}
 
 
-def test_a_claim_that_the_gradient_is_the_same_on_each_rank_is_told_from_that_it_is_a_part():
+def test_a_claim_that_the_gradient_is_the_same_on_each_rank_is_distinguished_from_that_it_is_a_part():
     class Invariant(Toy):
         def layouts(self, x, ranks):
             return [NamedLayout("I", replicated().meaning, replicated().meaning)]

@@ -34,7 +34,7 @@ def test_layouts_of_results_are_read_locally_and_globally():
     assert derived(torch.mul, typed.I, typed.I) == ["I"]
 
 
-def test_a_refusal_is_told_from_an_error():
+def test_a_refusal_is_distinguished_from_an_error():
     with pytest.raises(RefusedLayouts, match="Partial"):
         derived(torch.mul, typed.P, typed.P)
     with pytest.raises(RefusedLayouts, match="Invariant"):
