@@ -17,7 +17,7 @@ from localtensor.errors import error_in_one_line
 from localtensor.layout import MAX_JUMP_SHARE
 from strategies.base.time_limit import DoesNotReturn
 from strategies.inputs.variants.adversarial import VALUES
-from strategies.inputs.variants.all_variants import FORMS, adverse, variations
+from strategies.inputs.variants.all_variants import FORMS, adverse, variations, wild_values
 from strategies.inputs.variants.undrawn import Undrawn, choice_text
 from strategies.model.kernels import REJECTIONS
 from strategies.model.oracle import OracleResult, run_oracle
@@ -249,6 +249,7 @@ def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> d
     variants = adverse(
         sample, oracle, number, seed=task.seed, budget=budget, turns=turns.values, refused=turns.refused_values
     )
+    variants |= wild_values(sample, oracle, task.seed)
     meshes = recorder.meshes_in_turn(number, name)
     for i in meshes:
         note(task.step(number, i))

@@ -203,6 +203,14 @@ def with_nan_and_infinities(sample: Sample, rng: torch.Generator) -> tuple[Tenso
     return _sprinkled(sample, rng, torch.tensor([torch.nan, torch.inf, -torch.inf]))
 
 
+def with_infinity(number: float) -> Make:
+    """Infinities of one sign at random positions: of a partial value one rank has it, the other ranks have numbers.
+
+    Not both at a time: one may become the largest number of the dtype, beside which no difference is seen (`nan_to_num`).
+    """
+    return lambda sample, rng: _sprinkled(sample, rng, torch.full((2,), number))
+
+
 def with_nans(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
     """NaN at random positions, a third of the elements and at most eight: several ranks have some of them.
 
@@ -373,6 +381,10 @@ VALUES: tuple[Values, ...] = (
     Values("specials", "NaN and infinities spread, or are dropped, unlike numbers",
            with_nan_and_infinities, partial="never", wild=True),
     Values("holes", "NaN on several ranks, in shards and in parts of a total", with_nans, wild=True),
+    Values("infinity", "parts that are finite on one rank and infinite on another",
+           with_infinity(torch.inf), partial="only", wild=True),
+    Values("minus infinity", "parts that are finite on one rank and infinite on another",
+           with_infinity(-torch.inf), partial="only", wild=True),
     Values("cancelling", "parts a thousand times larger than their total cross every threshold",
            lambda sample, _: sample.tensors, partial="only", split="far"),
     Values("ascending", "the maximum of every row is on the last rank", _floats(ascending)),

@@ -16,6 +16,7 @@ from strategies.inputs.variants.adversarial import VALUES, Values, values_genera
 from strategies.inputs.variants.dims_and_layout import DIMENSIONS, INDEXED, LAYOUTS, InputForm, with_no_dims
 from strategies.inputs.variants.sizes import SCALARS, SIZES, other_flags, with_sizes_of_a_tensor
 from strategies.inputs.variants.undrawn import COUNTED
+from strategies.model.arguments import argument_values, schema_arguments
 from strategies.model.call_signature import diverse_subset, numeric_arguments
 from strategies.model.oracle import OracleResult, run_stable_oracle, same_results
 from strategies.model.rule import Sample
@@ -203,3 +204,13 @@ def adverse(
             turns[kind.name] += 1
             found[kind.name] = other
     return found
+
+
+def wild_values(sample: Sample, oracle: OracleResult, seed: int) -> dict[str, OracleResult]:
+    """NaN and infinities for a call that is given an optional number, which may be what becomes of them: `nan_to_num(x, posinf=0)`."""
+    given = argument_values(sample)
+    names = [a.name for a in schema_arguments(sample.op) if a.optional and isinstance(given.get(a.name), (int, float))]
+    if not names or all(isinstance(given[name], bool) for name in names):
+        return {}
+    made = {kind.name: oracle_with_values(sample, oracle, kind.name, seed) for kind in VALUES if kind.wild}
+    return {name: other for name, other in made.items() if other is not None}

@@ -142,7 +142,7 @@ def test_a_rule_that_is_wrong_for_not_a_number_is_suspected_with_the_name_of_the
 
 
 def test_other_values_take_turns_over_the_samples(tried):
-    validated(*(sample("neg.default", numbers(4, 6, seed=n)) for n in range(6)))
+    validated(*(sample("neg.default", numbers(4, 6, seed=n)) for n in range(7)))
     assert all(len(variants) <= overload.VALUES_PER_SAMPLE for _, variants in tried)
     assert all(len(variants) <= overload.VALUES_PER_FORM for one, variants in tried if one.origin != "test")
     assert any(variants for one, variants in tried if one.origin != "test")

@@ -7,7 +7,14 @@ import torch
 
 from localtensor.layout.tolerance import MAX_JUMP_SHARE
 from strategies.inputs.variants import all_variants
-from strategies.inputs.variants.all_variants import FORMS, PER_SAMPLE, PER_TRACED, followed_samples, variations
+from strategies.inputs.variants.all_variants import (
+    FORMS,
+    PER_SAMPLE,
+    PER_TRACED,
+    followed_samples,
+    variations,
+    wild_values,
+)
 from strategies.inputs.variants.dims_and_layout import InputForm, with_dims_respelled
 from strategies.inputs.variants.sizes import with_operand_of_another_length
 from strategies.model.oracle import run_oracle, same_results
@@ -207,3 +214,19 @@ def test_infinite_numbers_that_are_chosen_anyway_come_once():
 def test_names_and_reasons_are_there_once():
     assert len({form.name for form in FORMS}) == len(FORMS)
     assert all(form.why and form.weight >= 1 for form in FORMS)
+
+
+@pytest.mark.parametrize(("args", "names"), [
+    ((), set()), ((None, 0.5), {"specials", "holes", "infinity", "minus infinity"}), ((None, None, 2.0), {"specials", "holes", "infinity", "minus infinity"}),
+], ids=str)  # fmt: skip
+def test_a_call_that_is_given_an_optional_number_has_all_that_is_not_finite(args, names):
+    one = sample("nan_to_num.default", numbers(4, 6), *args)
+    assert wild_values(one, run_oracle(one), 0).keys() == names
+
+
+def test_a_flag_and_a_number_that_is_always_given_are_no_optional_numbers():
+    for one in (
+        sample("add.Tensor", numbers(4), numbers(4), alpha=2.0),
+        sample("sum.dim_IntList", numbers(4, 4), [0], True),
+    ):
+        assert wild_values(one, run_oracle(one), 0) == {}

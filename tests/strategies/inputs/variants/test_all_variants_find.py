@@ -149,6 +149,8 @@ FLAGS = torch.tensor([True] + [False] * 11)
 BY_VALUES: list[tuple[str, Sample, WrongRule]] = [
     ("specials", planted("patched", X), always("S(0) -> S(0)")),
     ("holes", sample("nan_to_num.default", X), always("P(sum) -> P(sum)")),
+    ("infinity", sample("nan_to_num.default", X, 0.0, -50.0), always("P(max) -> P(max)")),
+    ("minus infinity", sample("nan_to_num.default", X, 0.0, 9.0, 50.0), always("P(min) -> P(min)")),
     ("cancelling", sample("clamp.default", X, -300.0, 300.0), always("P(sum) -> P(sum)")),
     ("ascending", sample("adverse.running_min.default", SORTED.flip(0)), always("S(0) -> S(0)")),
     ("descending", sample("adverse.running_max.default", SORTED), always("S(0) -> S(0)")),
