@@ -23,10 +23,12 @@ from strategies.programs import mesh_validation
 from strategies.programs.chains import (
     chain_programs,
     fault_key,
+    in_batches,
     is_drawn,
     on_fresh_tensor,
     reshape_programs,
     wrong_chains,
+    wrong_redistributions,
 )
 from strategies.programs.mesh_validation import Claimed, Found
 from strategies.programs.prior_calls import first_of_two_dims, prior_call_programs, steps_alone
@@ -315,15 +317,16 @@ def _pairs(
     most, chains = _budgets(task, number)
     lines = claimed[mesh[-1]]
     tried = follow_up_programs(sample, lines, mesh, before=task.samples, most=most, seed=task.seed)
-    chained = list[Program]()
     # Views are of no op in particular.
     if sample.op == redistributions.COPY and sample is _most_cut(task.samples, mesh):
         tried += view_programs(sample, mesh, task.seed)
-        chained += reshape_programs(mesh, seed=task.seed)
+        reshapes = reshape_programs(mesh, seed=task.seed)
+        public += [program.then for program in reshapes]
+        found += in_batches(reshapes, wrong_chains, _notes(task, number, mesh, note))
     inputs = [line[0] for line in _lines(sample, lines)]
     if sample is first_of_two_dims(task.samples, dtype_class(sample)):
         tried += prior_call_programs(sample, inputs, mesh, task.seed)
-    chained += chain_programs(sample, inputs, mesh, seed=task.seed, most=chains)
+    chained = chain_programs(sample, inputs, mesh, seed=task.seed, most=chains)
     # An op with a handler is tried so by itself.
     moves = (
         most == MAX_PROGRAMS and dtype_class(sample) in REDISTRIBUTED and not special_dispatch_reason(overload(task.op))
@@ -351,32 +354,37 @@ def _public(
     """The programs of DTensor's public calls, which are of no op in particular: a part with each sample of a copy."""
     if task.op != redistributions.COPY:
         return [], []
-    steps = task.step(number, task.meshes.index(mesh)), task.oracle_step(number)
-
-    def began(batch: int) -> None:  # numbers of this sample in turn: the pool ends a worker whose number stays the same
-        note(steps[batch % 2])
-
-    tried = _tried_on(task, mesh)
+    tried, began = _tried_on(task, mesh), _notes(task, number, mesh, note)
     count, found = public_api.try_public_programs(
         meshes, seed=task.seed, share=tried.index(number), shares=len(tried), began=began
     )
     return [PUBLIC] * count, found
 
 
+def _notes(task: OverloadTask, number: int, mesh: tuple[int, ...], note: Note) -> Callable[[int], None]:
+    """Notes that a batch begins: numbers of this sample in turn, since the pool ends a worker whose number stays the same."""
+    steps = task.step(number, task.meshes.index(mesh)), task.oracle_step(number)
+    return lambda batch: note(steps[batch % 2])
+
+
 def _meshes(
     task: OverloadTask, number: int, oracle: OracleResult, mesh: tuple[int, ...], claimed: Claimed, note: Note
 ) -> tuple[list[str], Found]:
     sample = task.samples[number]
-    by_size, reshaped = mesh_validation.not_unsound(sample, oracle, claimed, task.seed), list[Program]()
+    by_size = mesh_validation.not_unsound(sample, oracle, claimed, task.seed)
     tried = mesh_validation.try_meshes(sample, by_size, [mesh], seed=task.seed)
     if sample.op == redistributions.COPY and number == _tried_on(task, mesh)[0]:  # once for a mesh
         moves = redistributions.draw_redistributions(mesh, seed=task.seed, budget=REDISTRIBUTIONS_PER_MESH)
-        moves += redistributions.every_redistribution(mesh, seed=task.seed)
         tried += zip(moves, run_simulated_programs(moves), strict=True)
-        reshaped = reshape_programs(mesh, seed=task.seed)
-    public, wrong = _public(task, number, mesh, [mesh], note)
-    thens = [*(program.then for program, _ in tried), *(program.then for program in reshaped)]
-    return [*thens, *public], mesh_validation.smallest_wrong_programs(tried) + wrong_chains(reshaped) + wrong
+    thens, wrong = _public(task, number, mesh, [mesh], note)
+    if sample.op == redistributions.COPY and number == _tried_on(task, mesh)[0]:
+        began = _notes(task, number, mesh, note)
+        every, reshapes = (
+            make(mesh, seed=task.seed) for make in (redistributions.every_redistribution, reshape_programs)
+        )
+        wrong += in_batches(every, wrong_redistributions, began) + in_batches(reshapes, wrong_chains, began)
+        thens += [program.then for program in (*every, *reshapes)]
+    return [*(program.then for program, _ in tried), *thens], mesh_validation.smallest_wrong_programs(tried) + wrong
 
 
 def _candidate(found: tuple[Program, Confirmation]) -> Candidate:

@@ -10,7 +10,7 @@ import itertools
 import random
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -24,7 +24,7 @@ from strategies.model.oracle import mutates
 from strategies.model.rule import Call, Leaf, Program, Sample, flat_results, split_prior_call
 from strategies.model.verdict import Verdict
 from strategies.programs.mesh_programs import COPY, copy_sample
-from strategies.programs.mesh_validation import Found
+from strategies.programs.mesh_validation import Found, smallest_wrong_programs
 from strategies.programs.public_api import drawing as public_api
 from strategies.programs.run.follow_ups import (
     BASE_WRITTEN,
@@ -213,10 +213,41 @@ def fault_key(candidate: Candidate) -> str:
     if is_reshaped(program):
         return f"{program.then.rpartition(CHAIN_SIGN)[2]} of what was reshaped, mesh axes: {len(program.mesh)}"
     if program.then.startswith("to (") and program.sample.op == COPY:
-        number: dict[str, int] = {}
-        layouts = f"{shorts(program.inputs[0])} {program.then}, a flattened submesh: {program.flattened}"
-        return re.sub(r"(S\()(\d+)(,\d+)?", lambda m: f"{m[1]}{number.setdefault(m[2], len(number))}", layouts)
+        return redistribution_key(program)
     return candidate.name
+
+
+def redistribution_key(program: Program) -> str:
+    """The layouts between which it moves, whatever the numbers of dims and ranks."""
+    number: dict[str, int] = {}
+    layouts = f"{shorts(program.inputs[0])} {program.then}, a flattened submesh: {program.flattened}"
+    return re.sub(r"(S\()(\d+)(,\d+)?", lambda m: f"{m[1]}{number.setdefault(m[2], len(number))}", layouts)
+
+
+def wrong_redistributions(tried: Sequence[Program]) -> Found:
+    """Of the redistributions that are wrong on simulated ranks, the first of each two layouts, made small."""
+    first: dict[str, tuple[Program, Confirmation]] = {}
+    for program, seen in zip(tried, run_simulated_programs(tried), strict=True):
+        if seen.wrong:
+            first.setdefault(redistribution_key(program), (program, seen))
+    return smallest_wrong_programs(list(first.values()))
+
+
+BATCH = 30
+"""Programs that are run between two notes."""
+
+
+def in_batches(
+    programs: Sequence[Program], judge: Callable[[Sequence[Program]], Found], began: Callable[[int], None]
+) -> Found:
+    """What the judge finds of each batch of programs; `began` gets its number before, and in the end their number."""
+    batches = [programs[first : first + BATCH] for first in range(0, len(programs), BATCH)]
+    found: Found = []
+    for number, batch in enumerate(batches):
+        began(number)
+        found += judge(batch)
+    began(len(batches))
+    return found
 
 
 def on_fresh_tensor(before: Program, run: Confirmation, then: str) -> Program | None:

@@ -231,8 +231,9 @@ def _variations(number: int, recorder: Recorder) -> Iterable[Variation]:
         return
     traced = dtensor.registry_of(overload(sample.op)) == "decomposition"
     turns = recorder.turns(sample)
+    first = sum(dtype_class(one) == dtype_class(sample) for one in recorder.task.samples[:number])
     yield from variations(
-        sample, oracle, number, seed=seed, traced=traced, turns=turns.forms, refused=turns.refused_forms
+        sample, oracle, first, seed=seed, traced=traced, turns=turns.forms, refused=turns.refused_forms
     )
     yield from recorder.undrawn(sample).calls(sample, seed)
 

@@ -181,10 +181,18 @@ def test_what_a_sample_refuses_is_distinguished_from_what_had_no_turn(tried):
     one = sample("cumprod.default", X, 1)
     few = left_out(one)["aten.cumprod.default alone real 2"]
     assert "keepdim" in few["forms that do not apply"], "cumprod has no such argument"
-    assert "uneven" in few["forms without a turn"], "two forms of a sample are tried, and there is one sample"
+    assert "uneven" not in few["forms without a turn"] and "transposed" in few["forms without a turn"], (
+        "two forms of a sample are tried, and there is one sample"
+    )
     many = left_out(*[sample("cumprod.default", numbers(4 + i, 6), 1) for i in range(14)])
     assert "keepdim" in many["aten.cumprod.default alone real 2"]["forms that do not apply"]
     assert "forms without a turn" not in many["aten.cumprod.default alone real 2"]
+
+
+def test_uneven_sizes_are_tried_on_the_first_sample_of_each_class_of_dtypes(tried):
+    validated(*(sample("neg.default", x) for x in (X, X, numbers(4, 6).long(), numbers(4, 6).to(torch.complex64))))
+    uneven = [one for one, _ in tried if "sizes {4: 5" in one.origin]
+    assert {x.dtype for one in uneven for x in one.tensors} >= {torch.float64, torch.int64, torch.complex64}
 
 
 def test_a_dtype_that_the_op_does_not_take_is_left_out_and_one_that_it_takes_is_not(tried):

@@ -101,7 +101,8 @@ def test_the_sample_itself_comes_first():
     one = sample("cumsum.default", numbers(4, 6), 1)
     (first, oracle, name), *others = told(one)
     assert first is one and name == "" and torch.equal(oracle.outputs[0], one.tensors[0].cumsum(1))
-    assert len(others) == 1 + PER_SAMPLE and all(name for _, _, name in others)
+    assert len(others) == 2 + PER_SAMPLE and all(name for _, _, name in others)
+    assert "uneven" in {name for *_, name in others} and len(told(one, 1)) == 2 + PER_SAMPLE
 
 
 def test_every_form_is_a_call_that_the_op_takes_with_its_own_oracle():
@@ -128,7 +129,7 @@ def test_over_the_samples_of_one_overload_every_form_that_applies_has_its_turn()
     able = {name for *_, name in told(one, budget=99)} - {""}
     turns = Counter()
     for number in range(16):
-        assert len(told(one, number, turns=turns)) == 1 + PER_SAMPLE + (number < 8)
+        assert len(told(one, number, turns=turns)) == 1 + PER_SAMPLE + (number < 8) + (number < 1)
     assert set(turns) == able
     assert turns["dims respelled"] > turns["no rows"] >= 1
 
