@@ -173,8 +173,7 @@ def both_signs(x: Tensor, rng: torch.Generator) -> Tensor:
     largest = float(x.abs().double().nan_to_num(0.0, 0.0, 0.0).amax()) if x.numel() else 1.0
     scaled = size * sign * min(max(largest, 1.0), 9.0)
     if x.dtype.is_complex:
-        turned = torch.complex(scaled, scaled.flip(0) if scaled.ndim else scaled * 0.5)
-        return turned.to(x)
+        return torch.complex(scaled, scaled.flip(0) if scaled.ndim else scaled * 0.5).to(x)
     return scaled.to(x) if _real(x) else (scaled * 1.5).round().to(x)
 
 
@@ -204,18 +203,14 @@ def with_nan_and_infinities(sample: Sample, rng: torch.Generator) -> tuple[Tenso
 
 
 def with_infinity(number: float) -> Make:
-    """Infinities of one sign at random positions: of a partial value one rank has it, the other ranks have numbers.
-
-    Not both at a time: one may become the largest number of the dtype, beside which no difference is seen (`nan_to_num`).
-    """
+    """Infinities of one sign at random positions; of both, one may become a number beside which no difference is seen."""
     return lambda sample, rng: _sprinkled(sample, rng, torch.full((2,), number))
 
 
 def with_nans(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
     """NaN at random positions, a third of the elements and at most eight: several ranks have some of them.
 
-    Of a partial value one rank or several have the NaN; of a minimum or maximum, all.  The other ranks' numbers expose a
-    wrong rule at some positions only.
+    Of a partial value one rank or several have it; of a minimum or maximum, all.
     """
     return _sprinkled(sample, rng, torch.full((8,), torch.nan), share=3)
 
@@ -345,8 +340,8 @@ def near_dtype_limits(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...
     def near(x: Tensor, name: str) -> Tensor:
         if not _is_operand(x, name):
             return x
-        ends = torch.iinfo(x.dtype)
-        choice = torch.tensor([ends.max, ends.max - 1, ends.min + 1, ends.min + 2, 1, 0], dtype=torch.int64)
+        most, least = torch.iinfo(x.dtype).max, torch.iinfo(x.dtype).min
+        choice = torch.tensor([most, most - 1, least + 1, least + 2, 1, 0], dtype=torch.int64)
         return choice[torch.randint(0, 6, x.shape, generator=rng)].to(x)
 
     return _changed(sample, near)
@@ -381,10 +376,8 @@ VALUES: tuple[Values, ...] = (
     Values("specials", "NaN and infinities spread, or are dropped, unlike numbers",
            with_nan_and_infinities, partial="never", wild=True),
     Values("holes", "NaN on several ranks, in shards and in parts of a total", with_nans, wild=True),
-    Values("infinity", "parts that are finite on one rank and infinite on another",
-           with_infinity(torch.inf), partial="only", wild=True),
-    Values("minus infinity", "parts that are finite on one rank and infinite on another",
-           with_infinity(-torch.inf), partial="only", wild=True),
+    *(Values(name, "parts of which one is infinite", with_infinity(x), partial="only", wild=True)
+      for name, x in (("infinity", torch.inf), ("minus infinity", -torch.inf))),
     Values("cancelling", "parts a thousand times larger than their total cross every threshold",
            lambda sample, _: sample.tensors, partial="only", split="far"),
     Values("ascending", "the maximum of every row is on the last rank", _floats(ascending)),
