@@ -59,6 +59,7 @@ def refusals(path):
             getattr(group, name)(*arguments)
         except RuntimeError as refused:
             found.append((name, words if words in str(refused) else str(refused)))
+    dist.barrier()  # a rank that is done may not take its group away while another one still connects
     return found
 
 
