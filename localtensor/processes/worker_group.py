@@ -241,7 +241,7 @@ class WorkerGroup:
             for member in members:
                 member.process.kill()
             for member in members:
-                member.process.join()  # and not closed: a thread that starts a process asks all others how they are
+                member.process.join()  # not closed: a thread that starts a process polls all others
                 member.jobs.close()
                 member.side.close()
         finally:  # above all after a Ctrl-C while they end

@@ -23,7 +23,6 @@ from strategies.programs import mesh_validation
 from strategies.programs.chains import (
     chain_programs,
     fault_key,
-    in_batches,
     is_drawn,
     on_fresh_tensor,
     reshape_programs,
@@ -322,7 +321,7 @@ def _pairs(
         tried += view_programs(sample, mesh, task.seed)
         reshapes = reshape_programs(mesh, seed=task.seed)
         public += [program.then for program in reshapes]
-        found += in_batches(reshapes, wrong_chains, _notes(task, number, mesh, note))
+        found += public_api.in_batches(reshapes, wrong_chains, _notes(task, number, mesh, note))
     inputs = [line[0] for line in _lines(sample, lines)]
     if sample is first_of_two_dims(task.samples, dtype_class(sample)):
         tried += prior_call_programs(sample, inputs, mesh, task.seed)
@@ -382,7 +381,9 @@ def _meshes(
         every, reshapes = (
             make(mesh, seed=task.seed) for make in (redistributions.every_redistribution, reshape_programs)
         )
-        wrong += in_batches(every, wrong_redistributions, began) + in_batches(reshapes, wrong_chains, began)
+        wrong += public_api.in_batches(every, wrong_redistributions, began) + public_api.in_batches(
+            reshapes, wrong_chains, began
+        )
         thens += [program.then for program in (*every, *reshapes)]
     return [*(program.then for program, _ in tried), *thens], mesh_validation.smallest_wrong_programs(tried) + wrong
 

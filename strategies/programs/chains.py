@@ -10,7 +10,7 @@ import itertools
 import random
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -79,8 +79,8 @@ RESHAPED = (4, 4, 4)
 def reshape_programs(mesh: tuple[int, ...], *, seed: int) -> list[Program]:
     """Every two reshapes, one after the other, of a tensor that each axis of the mesh shards along a dim of its own.
 
-    One alone is a view of even shards.  It may leave shards whose rows are no longer together (_StridedShard); only the
-    next one has to know.
+    One alone is a view of even shards.  It may leave a _StridedShard, whose rows do not lie together, and only the next one
+    has to heed that.
     """
     if len(mesh) > len(RESHAPED):
         return []
@@ -231,23 +231,6 @@ def wrong_redistributions(tried: Sequence[Program]) -> Found:
         if seen.wrong:
             first.setdefault(redistribution_key(program), (program, seen))
     return smallest_wrong_programs(list(first.values()))
-
-
-BATCH = 30
-"""Programs that are run between two notes."""
-
-
-def in_batches(
-    programs: Sequence[Program], judge: Callable[[Sequence[Program]], Found], began: Callable[[int], None]
-) -> Found:
-    """What the judge finds of each batch of programs; `began` gets its number before, and in the end their number."""
-    batches = [programs[first : first + BATCH] for first in range(0, len(programs), BATCH)]
-    found: Found = []
-    for number, batch in enumerate(batches):
-        began(number)
-        found += judge(batch)
-    began(len(batches))
-    return found
 
 
 def on_fresh_tensor(before: Program, run: Confirmation, then: str) -> Program | None:

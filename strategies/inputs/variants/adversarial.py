@@ -203,7 +203,7 @@ def with_nan_and_infinities(sample: Sample, rng: torch.Generator) -> tuple[Tenso
 
 
 def with_infinity(number: float) -> Make:
-    """Infinities of one sign at random positions; of both, one may become a number beside which no difference is seen."""
+    """Infinities of one sign at random positions: `nan_to_num` makes the other sign a number beside which all others round away."""
     return lambda sample, rng: _sprinkled(sample, rng, torch.full((2,), number))
 
 

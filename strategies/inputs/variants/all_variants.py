@@ -207,10 +207,10 @@ def adverse(
 
 
 def wild_values(sample: Sample, oracle: OracleResult, seed: int) -> dict[str, OracleResult]:
-    """NaN and infinities for a call that is given an optional number, which may be what becomes of them: `nan_to_num(x, posinf=0)`."""
+    """NaN and infinities for a call that is given an optional number, which may take their place: `nan_to_num(x, posinf=0)`."""
     given = argument_values(sample)
-    names = [a.name for a in schema_arguments(sample.op) if a.optional and isinstance(given.get(a.name), (int, float))]
-    if not names or all(isinstance(given[name], bool) for name in names):
+    numbers = [a.name for a in schema_arguments(sample.op) if a.kind in ("Optional[float]", "Optional[number]")]
+    if all(given.get(name) is None for name in numbers):
         return {}
     made = {kind.name: oracle_with_values(sample, oracle, kind.name, seed) for kind in VALUES if kind.wild}
     return {name: other for name, other in made.items() if other is not None}

@@ -113,10 +113,10 @@ def _is_of_torch(name: str) -> bool:
 def _most(name: str) -> int:
     if name.startswith(("optim.", "debug.")):
         return MOST_OPTIMIZER
+    if name.startswith("torch.inference_mode"):  # each function goes wrong in few layouts, if at all
+        return 2 * MOST_OF_TORCH
     if _is_of_torch(name):
-        return MOST_OF_TORCH * (
-            2 if name.startswith("torch.inference_mode") else 1
-        )  # few of its layouts are other than without it
+        return MOST_OF_TORCH
     return MOST_FURTHER if name.startswith(OF_TORCH) or base_name(name) != name else MOST
 
 
@@ -163,13 +163,26 @@ def try_public_programs(
     programs = [p for mesh, turn in _turns(meshes) for p in draw_public_programs(mesh, seed=seed, turn=turn)][
         share::shares
     ]
+    played = in_batches(programs, lambda batch: [*zip(batch, run_simulated_programs(batch), strict=True)], began)
+    return len(programs), [(p, f) for p, f in played if f.wrong or is_refused(p, f.refused)]
+
+
+def in_batches(
+    programs: Sequence[Program],
+    play: Callable[[Sequence[Program]], Sequence[tuple[Program, Confirmation]]],
+    began: Callable[[int], None],
+) -> list[tuple[Program, Confirmation]]:
+    """What `play` gives for all programs, of which it gets `BATCH` at a time.
+
+    `began` gets the number of each batch before it runs, and their number at last.
+    """
     played: list[tuple[Program, Confirmation]] = []
     batches = [programs[first : first + BATCH] for first in range(0, len(programs), BATCH)]
     for number, batch in enumerate(batches):
         began(number)
-        played += zip(batch, run_simulated_programs(batch), strict=True)
+        played += play(batch)
     began(len(batches))
-    return len(programs), [(p, f) for p, f in played if f.wrong or is_refused(p, f.refused)]
+    return played
 
 
 MEANT = (

@@ -206,15 +206,18 @@ def test_redistributions_are_drawn_once_a_mesh_with_the_op_that_does_nothing(mon
         drawn.append((mesh, seed, budget))
         return [Program(sample("clone.default", X), mesh, ((Shard(0), Replicate()),), "to (R, S(1))")]
 
-    reshaped = [Program(sample("clone.default", X), (2, 2), ((Shard(0), Replicate()),), "swapped | transpose")]
+    reshaped = [Program(sample("clone.default", X), (2, 2), ((Shard(0), Replicate()),), "swapped | transpose")] * 60
     monkeypatch.setattr(redistributions, "draw_redistributions", draw)
     monkeypatch.setattr(redistributions, "every_redistribution", lambda mesh, *, seed: draw(mesh, seed=seed, budget=0))
     monkeypatch.setattr(chained, "reshape_programs", lambda mesh, *, seed: reshaped)
     monkeypatch.setattr(chained.mesh_validation, "try_meshes", lambda *_, **__: [])
     same = sample("clone.default", X)
-    unit_result = only(validate_on_meshes(task_of(same, same, trial="meshes", mesh=(2, 2)), silent))
+    notes = []
+    unit_result = only(validate_on_meshes(task_of(same, same, trial="meshes", mesh=(2, 2)), notes.append))
     calls = [((2, 2), 0, REDISTRIBUTIONS_PER_MESH), ((2, 2), 0, 0)]
-    assert (drawn, unit_result.tried, unit_result.samples) == (calls, 3, 2)
+    assert (drawn, unit_result.tried, unit_result.samples) == (calls, 62, 2)
+    # A worker whose number stays the same for long is ended: each batch has another, three of reshapes and one of redistributions.
+    assert notes[-7:] == [0, 2, 0, 2, 0, 2, 1], notes
     validate_on_meshes(task_of(sample("neg.default", X), trial="meshes", mesh=(2, 2)), silent)
     assert drawn == calls
 

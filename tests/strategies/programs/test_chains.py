@@ -9,10 +9,19 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.distributed.tensor._redistribute import Redistribute
 from torch.distributed.tensor.experimental import register_sharding
 
+from localtensor.layout import StridedShard
 from strategies.model.rule import overload
 from strategies.programs import chained, chains
 from strategies.programs.chained import follow_up_programs, validate_with_follow_ups
-from strategies.programs.chains import MAX_ELEMENTS, chain_programs, fault_key, reshape_programs, wrong_chains
+from strategies.programs.chains import (
+    MAX_ELEMENTS,
+    chain_programs,
+    fault_key,
+    redistribution_key,
+    reshape_programs,
+    wrong_chains,
+    wrong_redistributions,
+)
 from strategies.programs.mesh_programs import every_redistribution
 from strategies.programs.random_laws import wrong_program_candidate
 from strategies.programs.run.follow_ups import GRADS, RESHAPES, RESULT_STEPS, shorter_chains, steps_of
@@ -153,6 +162,21 @@ def test_faults_of_two_reshapes_are_one_by_the_second_and_redistributions_by_the
     moves = every_redistribution((2, 2), seed=0) + every_redistribution((2, 3), seed=0)
     keys = {fault_key(wrong_program_candidate(p, WRONG)) for p in moves}
     assert "SS(0), S(1) to (S(1), S(0)), a flattened submesh: False" in keys and len(keys) < len(moves) / 2
+
+
+def test_of_redistributions_that_are_wrong_one_is_left_for_each_two_layouts(monkeypatch):
+    """Planted: what comes from a strided shard is twice as large."""
+    own = DTensor.redistribute
+
+    def redistribute(x, **options):
+        return own(x, **options) * (2 if isinstance(x.placements[0], StridedShard) else 1)
+
+    monkeypatch.setattr(DTensor, "redistribute", redistribute)
+    programs = [p for p in every_redistribution((2, 2), seed=0) if p.then.endswith("(R, R)")]
+    wrong = [p for p, seen in zip(programs, run_simulated_programs(programs), strict=True) if seen.wrong]
+    found = wrong_redistributions(programs)
+    assert 0 < len(found) < len(wrong) and all(seen.wrong for _, seen in found)
+    assert len({redistribution_key(p) for p, _ in found}) == len(found)
 
 
 # Six calls of an overload.

@@ -225,8 +225,9 @@ def test_a_call_that_is_given_an_optional_number_has_all_that_is_not_finite(args
     assert wild_values(without, run_oracle(without), 0) == {}
 
 
-def test_a_flag_and_a_number_that_is_always_given_are_no_optional_numbers():
+def test_a_flag_a_dim_and_a_number_that_is_always_given_are_no_optional_numbers():
     for one in (
+        sample("argmax.default", numbers(4, 4), 1),
         sample("add.Tensor", numbers(4), numbers(4), alpha=2.0),
         sample("sum.dim_IntList", numbers(4, 4), [0], True),
     ):

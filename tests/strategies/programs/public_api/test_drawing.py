@@ -292,3 +292,16 @@ def test_the_largest_index_is_not_the_same_on_all_ranks(shape):
     x = drawing._sample(drawing.INDICES, shape, torch.int64).tensors[0]
     assert len({int(piece.max()) for piece in x.chunk(2)}) == 2
     assert int(x.min()) >= 0 and int(x.max()) < drawing.FIRST_ROWS
+
+
+def test_programs_run_in_batches_and_each_is_announced():
+    sizes, began = [], []
+    programs = drawing.draw_public_programs((2,), seed=0)[: 2 * drawing.BATCH + 1]
+
+    def play(batch):
+        sizes.append(len(batch))
+        return [(program, None) for program in batch]
+
+    assert [program for program, _ in drawing.in_batches(programs, play, began.append)] == programs
+    assert (sizes, began) == ([drawing.BATCH, drawing.BATCH, 1], [0, 1, 2, 3])
+    assert drawing.in_batches([], play, began.append) == [] and began[-1] == 0
