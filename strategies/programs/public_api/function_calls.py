@@ -87,6 +87,37 @@ def by_row(value: Tensor, mesh: Any, axis: int) -> Tensor:
     return DTensor.from_local(piece, mesh, lanes, shape=shape, stride=stride).full_tensor()[:2]
 
 
+def across(
+    x: Any, function: Callable[..., Any], others: Sequence[Tensor] = (), cuts: Sequence[int | None] = (), axis: int = 0
+) -> list[Any]:
+    """The results of a function of the tensor on a submesh along an axis, and of others on the submesh across it."""
+    values = whole(x.detach()).clone()
+    given = [values, *(v.clone() for v in others)]
+    if isinstance(x, DTensor):
+        names = ("first", "second")
+        mesh = DeviceMesh(x.device_mesh.device_type, x.device_mesh.mesh, mesh_dim_names=names)
+        lanes = [mesh[names[axis % 2]], *[mesh[names[1 - axis % 2]]] * len(others)]
+        laid = [Replicate() if dim is None else Shard(dim % v.ndim) for dim, v in zip((0, *cuts), given, strict=True)]
+        given = [distribute_tensor(v, m, [p], src_data_rank=None) for v, m, p in zip(given, lanes, laid, strict=True)]
+    outs = function(*given)
+    return [whole(v) for v in (outs if isinstance(outs, (tuple, list)) else [outs])]
+
+
+def on_first_ranks(x: Any, placement: Placement, use: Callable[[Any], Sequence[Any]]) -> list[Any]:
+    """What a use gives on a mesh of all ranks but the last, as the first rank has it: the last holds nothing."""
+    values = whole(x.detach()).clone()
+    if not isinstance(x, DTensor):
+        return list(use(values))
+    every, device = x.device_mesh.mesh.flatten(), x.device_mesh.device_type
+    given = distribute_tensor(values, DeviceMesh(device, every[:-1]), [placement])
+    lane, found = DeviceMesh(device, every), []
+    for out in use(given):
+        own = out if not isinstance(out, DTensor) or given.device_mesh.get_coordinate() is not None else None
+        value = torch.zeros(out.shape, dtype=out.dtype) if own is None else whole(own)
+        found.append(by_row(value, lane, 0)[0])
+    return found
+
+
 def row_source(v: Any, placement: Placement) -> Any:
     """The tensor, distributed anew from the first rank of the row, and replicas of it from `from_local`, checked."""
     if not isinstance(v, DTensor):

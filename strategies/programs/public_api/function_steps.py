@@ -259,33 +259,37 @@ def flag_names(name: str) -> list[str]:
     return [p.name for p in parameters if p.default is not p.empty]
 
 
-def family(name: str, axes: int, inference: bool = False) -> Iterator[PublicStep]:
-    """Uses of the functions of a family that this torch has: with gradients, or under `torch.inference_mode()`.
+def family(name: str, axes: int, kind: str = "flagged") -> Iterator[PublicStep]:
+    """Uses of the functions of a family that this torch has, by what runs them: "flagged", "inferred" or "across".
 
     The key of a function may say what it is given: "cross_entropy of probabilities".
     """
     for key, use in FAMILIES[name].items():
         one = key.partition(" ")[0]
-        if hasattr(functional, one) and not (inference and "dropout" in one):  # each run draws other numbers there
-            yield from function(key, use, inference)
+        if hasattr(functional, one) and not (
+            kind != "flagged" and "dropout" in one
+        ):  # each run draws other numbers there
+            yield from function(key, use, kind)
 
 
-def function(key: str, use: Use, inference: bool = False) -> Iterator[PublicStep]:
+def function(key: str, use: Use, kind: str = "flagged") -> Iterator[PublicStep]:
     """Uses of a function: each with flags, and one of its other tensors in turn cut along one dim."""
     name = key.partition(" ")[0]
     needed = {"dim": "-1"} if name in ("softmax", "log_softmax", "softmin") else {}
-    known, kind = flag_names(name), "inferred" if inference else "flagged"
-    for number, one in enumerate(combinations(use.flags)):
+    known = flag_names(name)
+    for number, one in enumerate(
+        combinations({n: v for n, v in use.flags.items() if kind != "across" or n == "reduction"})
+    ):
         given: dict[str, Any] = {**needed, **{n: v for n, v in one.items() if not known or n in known}}
         text = f"F.{name}({', '.join([use.first, *(f'{n}={v}' for n, v in given.items())])})"
         result = f"({text}, {use.also})" if use.also else text
-        for cuts in _cuts(len(use.others)):
+        for cuts in _cuts(len(use.others)) if kind != "across" else [(0,) * len(use.others)]:
             words = "".join(
                 f", {n} cut along {cut}" for n, cut in zip(use.others, cuts, strict=True) if cut is not None
             )
             others = "".join(f"{value}, " for value in use.others.values())
             code = f"{kind}(x, lambda {', '.join(['a', *use.others])}: {result}, ({others}), {cuts}, {number})"
-            where = " under torch.inference_mode()" if inference else ""
+            where = " under torch.inference_mode()" if kind == "inferred" else ""
             yield PublicStep(f"{text}{where}{words}", code, use.kind, group=key, aspect=key)
 
 
@@ -298,7 +302,37 @@ def _cuts(tensors: int) -> list[tuple[int | None, ...]]:
     return [whole, *one, *([(0,) * tensors] if tensors > 1 else [])]
 
 
+_COMPOSED = (
+    "a @ b.mT", "torch.einsum('ij,kj->ik', a, b)", "torch.tensordot(a, b, 2)", "torch.inner(a, b)", "torch.outer(a[0], b[0])", "torch.kron(a, b)",
+    "torch.linalg.multi_dot([a, b.mT, a])", "torch.cov(a)", "torch.corrcoef(a)", "torch.trapezoid(a)", "torch.cumulative_trapezoid(a)", "torch.diff(a)",
+    "torch.diff(a, dim=0)", "torch.gradient(a)[0]", "torch.hstack([a, b])", "torch.vstack([a, b])", "torch.dstack([a, b])", "torch.column_stack([a, b])",
+    "torch.tensor_split(a, 2)[0]", "torch.tensor_split(a, [1], 1)[1]", "torch.movedim(a, 0, 1)", "a.flatten()", "a.reshape(-1, 1)", "torch.ravel(a.mT)",
+    "torch.atleast_3d(a)", "torch.broadcast_tensors(a[:1], b)[0]", "a.unflatten(0, (-1, 1))", "torch.take_along_dim(a, b.argsort(0), 0)", "torch.msort(a)",
+    "torch.argsort(a)", "torch.quantile(a, 0.5)", "torch.quantile(a, 0.25, dim=0)", "torch.nanmean(a, 0)", "torch.std_mean(a, 0)", "torch.var_mean(a)",
+    "torch.norm(a)", "torch.norm(a, 1, dim=0)", "torch.linalg.norm(a)", "torch.linalg.norm(a, 1)", "torch.linalg.matrix_norm(a)", "torch.linalg.vander(a[0])",
+    "torch.isclose(a, b)", "torch.isfinite(a)", "torch.float_power(a, 2)", "torch.cartesian_prod(a[0], b[0])",
+    "torch.meshgrid(a[0], b[:, 0], indexing='ij')[0]", "torch.flipud(a)", "torch.fliplr(a)", "torch.rot90(a)",
+    "a.where(a > 0, b)", "torch.addr(a, b[:, 0], b[0])", "torch.addmv(a[:, 0], a, b[0])", "torch.square(a)", "torch.clip(a, b, b + 1)", "torch.diag(a)",
+    "torch.diagflat(a[0])", "torch.trace(a)", "a.diagonal()", "a.index_add(0, a.argmax(0), b[: a.shape[1]])", "a.repeat(2, 1)", "a.tile((2, 2))",
+    "a.repeat_interleave(2, 0)", "a.type_as(b)", "torch.lerp(a, b, 0.25)", "torch.logaddexp(a, b)", "torch.hypot(a, b)", "torch.atan2(a, b + 2)",
+    "torch.addcdiv(a, b, b.abs() + 1)", "torch.cumsum(a, 0) / b.abs().sum()", "(a - a.mean(0)) / (a.std(0) + 1)",
+    "a.softmax(0) * b", "torch.dist(a, b)", "torch.linalg.vecdot(a, b)", "torch.complex(a, b).abs()", "torch.view_as_real(torch.complex(a, b))", "a.aminmax()",
+)  # fmt: skip
+"""Functions of a matrix `a` and another one `b` of its shape, most of them made of others."""
+
+
+def expressions(kind: str, axes: int) -> Iterator[PublicStep]:
+    for number, text in enumerate(_COMPOSED):
+        for cut in (None, 0, -1) if "b" in re.findall(r"\w+", text) else (None,):
+            words = "" if cut is None else f", b cut along {cut}"
+            where = " under torch.inference_mode()" if kind == "inferred" else " and its gradient"
+            code = f"{kind}(x, lambda a, b: {text}, ({LIKE},), ({cut},), {number})"
+            yield PublicStep(f"{text}{where}{words}", code, ROWS, group=text, aspect=text)
+
+
 FUNCTION_STEPS: dict[str, Generator] = {
     **{f"torch.nn.functional, {name}": functools.partial(family, name) for name in FAMILIES},
-    **{f"torch.inference_mode, {name}": functools.partial(family, name, inference=True) for name in FAMILIES},
+    "torch.Tensor, functions": functools.partial(expressions, "flagged"),
+    "torch.inference_mode, of tensors": functools.partial(expressions, "inferred"),
+    **{f"torch.inference_mode, {name}": functools.partial(family, name, kind="inferred") for name in FAMILIES},
 }

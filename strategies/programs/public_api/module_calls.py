@@ -1,4 +1,4 @@
-"""Functions that use the public calls of DTensor which distribute modules, and `loss_parallel`, each beside its plain twin.
+"""Functions that use the public calls of DTensor which distribute modules, `loss_parallel` and `context_parallel`, each beside its plain twin.
 
 Each takes the tensor `x`, plain or distributed, and returns a list of tensors to be compared: the result, the gradients of x
 and of every parameter, and the parameters after a step of an optimizer.  Scripts that reproduce a finding contain their
@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import (
     DTensor,
+    Partial,
     Replicate,
     distribute_module,
     distribute_tensor,
+    experimental,
     parallel,
 )
 from torch.distributed.tensor.placement_types import Placement
@@ -67,6 +69,22 @@ def trained_once(module: nn.Module, out: Any, leaves: Sequence[Any]) -> list[Any
         torch.optim.SGD(parameters, lr=0.5).step()
     gradients = [torch.zeros_like(p.detach()) if p.grad is None else p.grad for p in named]
     return [*found[:first], *gradients, *(parameter.detach() for parameter in named)]
+
+
+def cut_meanwhile(x: Any, views: Callable[[Any], Sequence[Any]], dim: int) -> list[Any]:
+    """The sum and the sum of squares of buffers within `context_parallel`, which cuts them along a dim, and all buffers after it.
+
+    The pieces of all ranks have these sums in whatever order the sequence is cut.
+    """
+    base = whole(x.detach()).clone()
+    buffers = list(views(base))
+    sums = [torch.stack([v.sum(), (v * v).sum()]) for v in buffers]
+    if isinstance(x, DTensor):
+        mesh = x.device_mesh
+        with experimental.context_parallel(mesh, buffers=buffers, buffer_seq_dims=[dim] * len(buffers)):
+            parts = [torch.stack([v.sum(), (v * v).sum()]) for v in buffers]
+        sums = [DTensor.from_local(v, mesh, [Partial()]).full_tensor() for v in parts]
+    return [*sums, *buffers, base]
 
 
 def unlike_on_ranks(module: nn.Module, mesh: Any) -> None:

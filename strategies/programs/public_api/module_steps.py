@@ -1,4 +1,4 @@
-"""Uses of the public calls which distribute modules, and of `loss_parallel`: one generator for each public name."""
+"""Uses of the public calls which distribute modules, of `loss_parallel` and of `context_parallel`: one generator for each public name."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from localtensor.layout import Layout
 from strategies.model.codec import placement_code, placements_code
 from strategies.programs.public_api.tensor_steps import (
     EVEN_SEQUENCES,
@@ -232,6 +234,35 @@ def loss_parallel(axes: int) -> Iterator[PublicStep]:
     yield PublicStep("an exception within loss_parallel()", code, LOGITS)
 
 
+_BUFFERS = (
+    "[b]",
+    "[b, b * 2]",
+    "b.chunk(2)",
+    "b.chunk(2, 1)",
+    "b.chunk(2, -1)",
+    "b.unbind(-1)",
+    "[b[1:]]",
+    "[b[..., :1]]",
+    "[b.mT.contiguous().mT]",
+)
+"""Buffers of a tensor `b`: users cut query, key and value out of one."""
+
+
+def context_parallel(axes: int) -> Iterator[PublicStep]:
+    """Buffers that are cut along the sequence for a while; torch wants two pieces for each rank."""
+    for text in _BUFFERS if axes == 1 else ():
+        for dim in (0, 1):
+            call = f"context_parallel(mesh, buffers={text}, buffer_seq_dims=[{dim}] for each)"
+            fits = functools.partial(_divides, text, dim)
+            yield PublicStep(call, f"cut_meanwhile(x, lambda b: {text}, {dim})", EVEN_SEQUENCES, (), fits, text)
+
+
+def _divides(text: str, dim: int, x: Tensor, layout: Layout) -> bool:
+    """Whether each buffer has two rows of the sequence for each of up to four ranks."""
+    buffers = eval(text, {"b": x})  # noqa: S307  # of _BUFFERS
+    return all(v.shape[dim] % 8 == 0 for v in buffers) and not any(p.is_partial() for p in layout)
+
+
 MODULE_STEPS: dict[str, Generator] = {
     "tensor.distribute_module": distribute_module,
     "parallel.parallelize_module": parallelize_module,
@@ -244,4 +275,5 @@ MODULE_STEPS: dict[str, Generator] = {
     "parallel.PrepareModuleOutput, a tuple of one": functools.partial(prepare_one, "PrepareModuleOutput"),
     "parallel.PrepareModuleInputOutput, a tuple of one": functools.partial(prepare_one, "PrepareModuleInputOutput"),
     "parallel.loss_parallel": loss_parallel,
+    "experimental.context_parallel": context_parallel,
 }

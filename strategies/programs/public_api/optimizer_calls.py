@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.programs.public_api.tensor_calls import eighths, on_mesh
+from strategies.programs.public_api.tensor_calls import eighths, leaf_of, on_mesh, pulled_back
 from strategies.programs.run.step_functions import whole
 
 
@@ -48,6 +48,21 @@ def clipped(x: Any, first: Sequence[Placement], others: Sequence[Placement], cli
     given_gradients(parameters, 4.0)
     norm = clip(parameters)
     return [*([] if norm is None else [norm.detach()]), *(p.grad for p in parameters)]
+
+
+def autocast(x: Any, function: Callable[[Any, Any], Any], placements: Sequence[Placement]) -> list[Any]:
+    """A function of numbers from 1 to 3, and of such a weight in this layout, under `torch.autocast` to bfloat16, and the gradients.
+
+    In few bits the sums of these numbers are exact.  What is computed in more bits is compared in these.
+    """
+    n, placed = x.shape[-1], x.placements if isinstance(x, DTensor) else ()
+    steps = torch.arange(x.numel(), device=x.device).reshape(tuple(x.shape)) % 3 + 1
+    weight = torch.arange(4 * n, device=x.device).reshape(n, 4) % 3 + 1
+    leaves = [leaf_of(on_mesh(v.float(), x, p)) for v, p in ((steps, placed), (weight, placements))]
+    with torch.enable_grad(), torch.autocast(x.device.type, torch.bfloat16):
+        out = function(*leaves)
+    with torch.enable_grad():
+        return [str(out.dtype), *(whole(v).to(torch.bfloat16) for v in pulled_back(out, leaves) if v is not None)]
 
 
 def unscaled_parts(x: Any) -> list[Any]:

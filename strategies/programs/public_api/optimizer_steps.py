@@ -96,10 +96,28 @@ def scaled_parts(axes: int) -> Iterator[PublicStep]:
     yield PublicStep(call, "unscaled_parts(x)", ROWS)
 
 
+_AUTOCAST = (
+    "a @ w", "F.linear(a, w.mT)", "torch.addmm(a.new_ones(4), a, w)", "torch.einsum('ij,jk->ki', a, w)", "(a @ w).sum()", "(a @ w).mean(0)",
+    "(a @ w).relu() @ w.mT", "torch.cat([a, a @ w], -1)", "(a @ w) + w[:1]", "(a @ w).softmax(-1)", "(a @ w).exp()", "F.layer_norm(a @ w, (4,))",
+    "F.mse_loss(a @ w, (a @ w).detach() + 1)", "F.cross_entropy(a @ w, (a @ w).detach().argmax(1))", "a.sum(0) @ w", "(a @ w).norm()", "(a @ w).cumsum(0)",
+    "(a @ w).float() * 2", "F.linear(F.linear(a, w.mT), w)", "F.conv1d(a[None], w.mT[..., None])", "torch.stack([a @ w, w[:1].expand(a.shape[0], 4)])",
+)  # fmt: skip
+
+
+def autocasts(axes: int) -> Iterator[PublicStep]:
+    """Functions of float32 numbers that torch computes in bfloat16, or keeps in float32."""
+    for text in _AUTOCAST:
+        for layout in layouts_on(axes, MOVES):
+            listed = placements_code(layout)
+            call = f"torch.autocast to bfloat16: {text}, w in {listed}"
+            yield PublicStep(call, f"autocast(x, lambda a, w: {text}, {listed})", ROWS, group=text, aspect=text)
+
+
 OPTIMIZER_STEPS: dict[str, Generator] = {
     **{f"optim.{name}": functools.partial(optimizer, name) for name in _OPTIMIZERS},
     "utils.clip_grad_norm_": functools.partial(clips, "clip_grad_norm_"),
     "utils.clip_grad_value_": functools.partial(clips, "clip_grad_value_"),
+    "amp.autocast": autocasts,
     "amp.GradScaler": scalers,
     "amp.GradScaler, a pending sum": scaled_parts,
 }

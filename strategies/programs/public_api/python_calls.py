@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import io
 import operator
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed import checkpoint
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.programs.public_api.tensor_calls import layout_text, leaf_of, on_mesh
@@ -81,6 +85,28 @@ def saved_and_loaded(value: Any, **options: Any) -> Any:
     return torch.load(written, **options)
 
 
+def checkpointed(x: Any, placements: Sequence[Placement], made: Callable[[Any], Any], rows: bool = False) -> list[Any]:
+    """What `torch.distributed.checkpoint` loads of a tensor that is `made` of x into one that is so made in this layout.
+
+    What is saved lies as x does, or in `rows`.
+    """
+    want = made(whole(x.detach()).clone())
+    if not isinstance(x, DTensor):
+        return [want]
+    into = made(on_mesh(torch.zeros_like(whole(x.detach())), x, placements))
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(folder)
+    try:
+        saved = on_mesh(want, x, [Shard(0)] * x.device_mesh.ndim) if rows else made(x.detach())
+        checkpoint.save({"x": saved}, checkpoint_id=folder[0])
+        checkpoint.load({"x": into}, checkpoint_id=folder[0])
+        dist.barrier()
+    finally:
+        if dist.get_rank() == 0:
+            shutil.rmtree(folder[0], ignore_errors=True)
+    return [into]
+
+
 def restored(x: Any, placements: Sequence[Placement], change: Callable[[Any, Any], Any]) -> list[Any]:
     """The weight of a layer after `change(layer, other)`, where the weight of the other layer lies in another layout."""
     layers = [nn.Linear(1, 1, bias=False) for _ in range(2)]
@@ -136,6 +162,14 @@ def indices(numbers: Sequence[int], like: Any) -> Any:
     """Numbers of rows, replicated on the mesh of x."""
     axes = like.device_mesh.ndim if isinstance(like, DTensor) else 1
     return on_mesh(torch.tensor(numbers), like, [Replicate()] * axes)
+
+
+def out_given(x: Any, function: Callable[[Any, Any], Any], placements: Sequence[Placement]) -> list[Any]:
+    """The result of a function that is given a view as `out`, the view, and its base, which lies in this layout."""
+    like = function(whole(x.detach()).clone(), None)
+    base = on_mesh(torch.zeros((2, *like.shape), dtype=like.dtype, device=like.device), x, placements)
+    view = base[0]
+    return [function(x.detach(), view), view, base]
 
 
 def holds(check: Callable[..., None], x: Any, place: int) -> list[Any]:

@@ -17,11 +17,13 @@ from torch import Tensor
 from localtensor.layout import Layout
 from strategies.model.codec import placements_code
 from strategies.programs.public_api.tensor_steps import (
+    EVEN,
     FLOATS,
     MOVES,
     NUMBERS,
     ROWS,
     S0,
+    S1,
     Generator,
     PublicStep,
     R,
@@ -162,6 +164,23 @@ def copies(axes: int) -> Iterator[PublicStep]:
                 yield PublicStep(f"{text} of {kind}", f"copied(x, {make}{options})", kind, (), _not_partial, text, text)
 
 
+_SAVED = ("v", "v.flatten(0, 1)", "v.mT", "v[1:]", "v[:, None]")
+
+
+def checkpoints(axes: int) -> Iterator[PublicStep]:
+    """Tensors, and views of them, that are saved and loaded into another layout."""
+    for made in _SAVED:
+        strided = "flatten" in made  # strided shards cannot be saved, and are of even ones
+        for layout in layouts_on(axes, MOVES):
+            if strided and sum(p.is_shard() for p in layout) > 1:
+                continue
+            for rows in (True,) if strided else (False, True):
+                listed = placements_code(layout)
+                call = f"torch.distributed.checkpoint.load({made}) into {made} of {listed}{', saved in rows' if rows else ''}"
+                code = f"checkpointed(x, {listed}, lambda v: {made}{', True' if rows else ''})"
+                yield PublicStep(call, code, EVEN if strided else ROWS, (layout,), _has_rows, f"{made} {rows}", made)
+
+
 def factories(axes: int) -> Iterator[PublicStep]:
     """Tensors made after another one, of any layout: all methods `new_...` and functions `..._like` that draw no random numbers."""
     names = [
@@ -256,6 +275,23 @@ def items(axes: int) -> Iterator[PublicStep]:
                 yield PublicStep(f"x[{name}] = {text}", code, ROWS, (), _has_rows, f"{index} set", f"{kind}, set")
 
 
+_INTO = (
+    "torch.amax(a, 0, out=o)", "torch.amin(a, -1, out=o)", "torch.sum(a, 0, out=o)", "torch.mean(a, 0, out=o)", "torch.prod(a, 0, out=o)",
+    "torch.var(a, 0, out=o)", "torch.logsumexp(a, 0, out=o)", "torch.linalg.vector_norm(a, 2, 0, out=o)", "torch.add(a, a, out=o)",
+    "torch.mul(a, 2, out=o)", "torch.exp(a, out=o)", "torch.gt(a, 0, out=o)", "torch.clamp(a, -1, 1, out=o)", "torch.matmul(a, a.mT, out=o)",
+)  # fmt: skip
+"""Functions with an `out` that DTensor has rules for."""
+
+
+def into_views(axes: int) -> Iterator[PublicStep]:
+    """Functions that are given a view of a tensor as `out`, which that tensor, too, must hold afterwards."""
+    for text in _INTO:
+        for layout in layouts_on(axes, (R, S1)):
+            listed = placements_code(layout)
+            call = f"{text.replace('out=o', 'out=y[0]')}, y in {listed}"
+            yield PublicStep(call, f"out_given(x, lambda a, o: {text}, {listed})", ROWS, (), group=text, aspect=text)
+
+
 def compared(axes: int) -> Iterator[PublicStep]:
     """Comparisons of the whole of two tensors: of equal ones, and of those that differ in one element, which one rank has."""
     for use in ("torch.equal(x, y)", "x.equal(y)", "torch.allclose(x, y)", "x.allclose(y)", "torch.isclose(x, y)", "(x == y).all().item()",
@@ -297,10 +333,12 @@ PYTHON_STEPS: dict[str, Generator] = {
     "torch.Tensor, set": assigned,
     "torch.Tensor, in a layer": layers,
     "torch.Tensor, copies": copies,
+    "torch.distributed.checkpoint": checkpoints,
     "torch.Tensor, factories": factories,
     "torch.Tensor, gradients": gradients,
     "torch.Tensor, operators": augmented,
     "torch.Tensor, items": items,
+    "torch.Tensor, views as out": into_views,
     "torch.Tensor, comparisons": compared,
     "torch.Tensor, half precision": halves,
 }

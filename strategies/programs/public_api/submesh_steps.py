@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.model.codec import placement_code
+from strategies.programs.public_api.function_steps import FAMILIES, family
 from strategies.programs.public_api.tensor_steps import (
     EVEN,
     FLOATS,
@@ -92,6 +94,35 @@ def rows(family: str, axes: int) -> Iterator[PublicStep]:
                 yield PublicStep(call, code, kind, ((cut, R),), group=text, aspect=text)
 
 
+def parts(axes: int) -> Iterator[PublicStep]:
+    """Steps on a mesh of all ranks but one."""
+    for text in (*_REDUCED, *_PICKED, *_COMPUTED):
+        for cut in (S0, S1, R):
+            code = f"on_first_ranks(x, {placement_code(cut)}, lambda v: [{text}])"
+            call = f"all ranks but the last, {placement_code(cut)}: {text}"
+            yield PublicStep(call, code, EVEN, group=text, aspect=text)
+
+
+_OF_TWO = (
+    "a + b", "a.add_(b)", "a.copy_(b)", "a.mul(b)", "torch.where(a > 0, a, b)", "torch.lerp(a, b, 0.5)", "a @ b.mT", "torch.cat([a, b])",
+    "torch.stack([a, b])", "torch._foreach_add([a], [b])", "torch._foreach_mul([a], [b])", "torch.addcmul(a, b, b)", "torch.dot(a[0], b[0])",
+    "torch.maximum(a, b)", "a.gather(0, (b * 0).long())", "a.scatter_add(0, (b * 0).long(), b)", "a.masked_fill(b > 0, 0)", "torch.outer(a[0], b[0])",
+    "torch.equal(a, b) * a", "torch.allclose(a, b) * a", "torch.cdist(a, b)", "torch.einsum('ij,ij->j', a, b)", "torch.kron(a, b)", "a[b[:, 0] > 0]",
+)  # fmt: skip
+
+
+def crossed(axes: int) -> Iterator[PublicStep]:
+    """Functions of tensors on two submeshes that cross: torch may refuse them, and may not mix up their pieces."""
+    steps = [step for name in FAMILIES for step in family(name, axes, "across")]
+    for text in _OF_TWO:
+        for cut in (0, 1, None):
+            code = f"across(x, lambda a, b: {text}, (eighths(x.shape, x),), ({cut},))"
+            steps.append(PublicStep(f"{text}, b cut along {cut}", code, ROWS, group=text, aspect=text))
+    for step in steps if axes == 2 else ():
+        if "lambda a: " not in step.code:  # it has one tensor alone
+            yield replace(step, call=f"{step.call}, on submeshes that cross")
+
+
 _RESHARDED = ("nn.Linear(n, 8)", "nn.Sequential(nn.Linear(n, 12), nn.Tanh(), nn.Linear(12, 5))", "nn.LayerNorm(n)")
 
 
@@ -119,9 +150,11 @@ def watched(axes: int) -> Iterator[PublicStep]:
         yield PublicStep(call, f"within(x, dtensor.debug.CommDebugMode, 1, lambda a: {text})", FLOATS, group=text)
 
 
-FAMILIES = ("reductions", "elements", "gradients", "moves", "training", "kinds")
+_ROWS = ("reductions", "elements", "gradients", "moves", "training", "kinds")
 SUBMESH_STEPS: dict[str, Generator] = {
-    **{f"device_mesh.init_device_mesh, rows: {name}": functools.partial(rows, name) for name in FAMILIES},
+    **{f"device_mesh.init_device_mesh, rows: {name}": functools.partial(rows, name) for name in _ROWS},
+    "device_mesh.init_device_mesh, rows that cross": crossed,
+    "device_mesh.DeviceMesh, of some ranks": parts,
     "parallel.input_reshard.input_reshard": reshards,
     "debug.CommDebugMode": watched,
 }

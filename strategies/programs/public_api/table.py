@@ -50,7 +50,9 @@ STEPS: dict[str, Generator] = {
 OF_TORCH = ("optim.", "utils.", "amp.", "torch.")
 """Names of torch's own functions and classes that take DTensors, too, begin so."""
 ONE_AXIS = frozenset(
-    name for name in STEPS if name.startswith("parallel.") and not name.startswith("parallel.loss_parallel")
+    name
+    for name in STEPS
+    if name.startswith(("parallel.", "experimental.context")) and not name.startswith("parallel.loss_parallel")
 )
 """Names whose calls take a mesh of one axis."""
 TWO_AXES = frozenset(name for name in STEPS if ", rows" in name)
@@ -68,7 +70,6 @@ WITHOUT_PROGRAMS = {
     "debug.visualize_sharding": "it prints, and has no result",
     "parallel.fsdp.DTensorExtensions": "what the older FSDP calls; users do not",
     **{f"functional.{name}": why for name, why in FUNCTIONS_LEFT_OUT.items() if hasattr(F, name)},
-    "experimental.context_parallel": "it changes how attention runs on buffers that it cuts itself: it has no program here",
 }
 """Public names without programs of their own, and the reason."""
 _PACKAGES = {"tensor": dtensor, "experimental": experimental, "parallel": parallel, "device_mesh": device_mesh}
@@ -202,10 +203,14 @@ import fnmatch
 import io
 import operator
 import pickle
+import shutil
+import tempfile
 
+import torch.distributed as dist
 import torch.distributed.tensor.debug
 import torch.utils.checkpoint
 from torch import nn
+from torch.distributed import checkpoint
 from torch.distributed import tensor as dtensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import distribute_module, experimental, parallel

@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+import torch.distributed.checkpoint
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, debug
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, debug, experimental
 from torch.distributed.tensor.parallel import input_reshard
 from torch.nn import functional as F  # noqa: N812  # its usual name
 
@@ -28,7 +29,15 @@ from strategies.programs.public_api.table import STEPS, public_step, public_step
 from strategies.programs.run.follow_ups import follow_up
 from strategies.programs.run.real_run import run_simulated_programs
 
-OURS = {name for name in STEPS if name.startswith(("torch.", "debug.", "parallel.input_reshard"))} | table.TWO_AXES
+_OURS = (
+    "torch.",
+    "debug.",
+    "parallel.input_reshard",
+    "amp.autocast",
+    "device_mesh.DeviceMesh, ",
+    "experimental.context_parallel",
+)
+OURS = {name for name in STEPS if name.startswith(_OURS)} | table.TWO_AXES
 
 
 def found_in(programs):
@@ -38,7 +47,7 @@ def found_in(programs):
 
 
 def programs_of(name, turns, mesh=None):
-    mesh = mesh or ((2, 2) if name in table.TWO_AXES else (2,))
+    mesh = mesh or ((2, 2) if name in table.TWO_AXES else (3,) if name.endswith("some ranks") else (2,))
     drawn = (p for turn in range(turns) for p in drawing.draw_public_programs(mesh, seed=0, turn=turn))
     return [p for p in drawn if public_step(p.then)[0] == name]
 
@@ -173,6 +182,51 @@ def doubles_a_loss_in_inference(patch):
     patch.setattr(torch.nn.functional, "mse_loss", loss)
 
 
+def gives_the_view_another_piece(patch):
+    """The view that is `out` gets the right piece in a memory of its own: its base keeps the zeros."""
+    own = torch.exp
+
+    def into(x, out):
+        out._local_tensor = own(x).redistribute(placements=out.placements).to_local()
+        return out
+
+    patch.setattr(torch, "exp", on_dtensors(own, into))
+
+
+def takes_pieces_of_another_mesh(patch):
+    own = F.l1_loss
+
+    def loss(a, b, **options):
+        if isinstance(a, DTensor) and a.device_mesh != b.device_mesh:
+            b = DTensor.from_local(b.to_local(), a.device_mesh, a.placements)
+        return own(a, b, **options)
+
+    patch.setattr(F, "l1_loss", loss)
+
+
+def loads_nothing(patch):
+    patch.setattr(torch.distributed.checkpoint, "load", lambda state, checkpoint_id: None)
+
+
+def leaves_buffers_cut(patch):
+    own = experimental.context_parallel
+
+    def context(mesh, buffers, buffer_seq_dims):
+        return own(mesh, buffers=buffers, buffer_seq_dims=buffer_seq_dims, no_restore_buffers={*buffers})
+
+    patch.setattr(experimental, "context_parallel", context)
+
+
+def leaves_autocast(patch):
+    own = F.linear
+
+    def without(*args):
+        with torch.autocast("cpu", enabled=False):
+            return own(*args)
+
+    patch.setattr(F, "linear", on_dtensors(own, without))
+
+
 def overflows_in_half(patch):
     patch.setattr(DTensor, "std", lambda self, *args: self.sum() * float("inf"), raising=False)
 
@@ -198,6 +252,12 @@ FAULTS = [
     ("torch.inference_mode, losses", doubles_a_loss_in_inference, "F.mse_loss("),
     ("device_mesh.init_device_mesh, rows: reductions", sums_over_the_world, "Shard(0): v.sum("),
     ("device_mesh.init_device_mesh, rows: gradients", sums_over_the_world, "rows along axis"),
+    ("torch.Tensor, views as out", gives_the_view_another_piece, "torch.exp("),
+    ("device_mesh.init_device_mesh, rows that cross", takes_pieces_of_another_mesh, "F.l1_loss("),
+    ("device_mesh.DeviceMesh, of some ranks", sums_over_the_world, "Shard(0): v.sum("),
+    ("torch.distributed.checkpoint", loads_nothing, "load(v) into v of"),
+    ("experimental.context_parallel", leaves_buffers_cut, "buffers=[b]"),
+    ("amp.autocast", leaves_autocast, "F.linear(a"),
     ("device_mesh.init_device_mesh, rows: training", skips_no_row_alone, "row_scaled(v)"),
     ("parallel.input_reshard.input_reshard", restores_twice_as_much, "input_reshard("),
     ("debug.CommDebugMode", doubles_what_it_watches, "a.sum(0)"),
@@ -206,7 +266,9 @@ FAULTS = [
 
 
 @pytest.mark.few(5)
-@pytest.mark.parametrize(("name", "plant", "text"), FAULTS, ids=[plant.__name__ for _, plant, _ in FAULTS])
+@pytest.mark.parametrize(
+    ("name", "plant", "text"), FAULTS, ids=[f"{plant.__name__}, {name}" for name, plant, _ in FAULTS]
+)
 def test_a_planted_fault_is_found_by_the_programs_of_its_name(monkeypatch, name, plant, text):
     programs = [p for p in programs_of(name, turns=12) if text in p.then]
     programs = list({p.then: p for p in programs}.values())[:8]
@@ -311,6 +373,11 @@ def test_a_refusal_that_torch_means_is_none_for_what_the_program_itself_does():
     )
     assert drawing.is_refused(program("x.tolist()"), "RuntimeError: another")
     assert not drawing.is_refused(program("x.tolist()"), "")
+
+
+def test_tensors_of_two_meshes_may_be_refused():
+    (program, *_) = programs_of("device_mesh.init_device_mesh, rows that cross", turns=1)
+    assert not drawing.is_refused(program, "RuntimeError: aten.add.Tensor got different meshes")
 
 
 def test_hooks_that_a_module_leaves_on_after_an_error_do_not_affect_later_programs():
