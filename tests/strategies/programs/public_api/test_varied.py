@@ -90,10 +90,10 @@ def turns_the_strides(patch):
 def lays_out_all_results_as_the_first(patch):
     own = experimental.local_map
 
-    def local_map(function, out_placements, **options):
+    def local_map(function, out_placements, *args, **options):
         if isinstance(out_placements, tuple):
             out_placements = tuple(p and out_placements[0] for p in out_placements)
-        return own(function, out_placements, **options)
+        return own(function, out_placements, *args, **options)
 
     patch.setattr(experimental, "local_map", local_map)
 
@@ -194,8 +194,14 @@ def doubles_gradients_of_maps(patch):
 
 
 def doubles_results(patch):
+    """Twice the result, in a tuple: torch 2.13 takes a tuple of one apart, which the same programs find."""
     own = parallel.PrepareModuleOutput._prepare_out_fn
-    patch.setattr(parallel.PrepareModuleOutput, "_prepare_out_fn", lambda self, outs, mesh: own(self, outs, mesh) * 2)
+
+    def prepare(self, outs, mesh):
+        made = own(self, outs, mesh)
+        return ((made[0] if isinstance(made, tuple) else made) * 2,)
+
+    patch.setattr(parallel.PrepareModuleOutput, "_prepare_out_fn", prepare)
 
 
 def never_steps(patch):
@@ -214,10 +220,10 @@ FAULTS = [
     ("parallel.PrepareModuleOutput, a tuple of one", doubles_results, "a tuple of one"),
     ("amp.GradScaler, a pending sum", never_steps, "a pending sum"),
     ("experimental.register_sharding, ops with rules", keeps_the_rules_of_torch, "replicas alone"),
-    ("parallel.parallelize_module, hidden sizes", takes_the_first_rank_for_the_source, "source=None"),
-    ("tensor.distribute_module, modules kept", trains_what_it_distributes, "training=False"),
+    ("parallel.parallelize_module, hidden sizes", takes_the_first_rank_for_the_source, "src_data_rank=None"),
+    ("tensor.distribute_module, modules kept", trains_what_it_distributes, ".eval()"),
     ("DTensor.from_local, what the caller gave", writes_to_the_list_of_a_piece, "from_local("),
-    ("parallel.ColwiseParallel, modules kept", drops_requires_grad, "frozen=*"),
+    ("parallel.ColwiseParallel, modules kept", drops_requires_grad, "'*weight' frozen"),
     ("parallel.ColwiseParallel, modules trained", forgets_keyword_arguments, "shift"),
     ("parallel.PrepareModuleInput, of any DTensor", trusts_what_it_is_told, "called with"),
     ("tensor.distribute_tensor, what the caller gave", writes_to_the_list, "Shard(-1)"),
