@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import multiprocessing
+import os
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -78,8 +81,24 @@ class WrongPieceShape(Exception):
 _mesh = functools.cache(world_mesh)
 
 
+@functools.cache
+def drop_native_messages(pid: int) -> None:
+    """Drop what native code writes to stderr in this process of that number, if it is a worker: Python's own messages stay.
+
+    gloo ends a process whose peers send a piece of another size, with several lines to whoever looks at the terminal.  That the
+    rank died is a result here, and is reported as one.
+    """
+    if multiprocessing.parent_process() is None:
+        return
+    sys.stderr.flush()
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+
+
 def run_pickled_task(sent: bytes) -> bytes:
     """Run a pickled `ProgramRankTask` and return the pickled `ProgramRankResult`.  All ranks return together, even if one raises."""
+    drop_native_messages(os.getpid())
     part: ProgramRankTask = pickling.loads(sent)
     if part.home[0]:
         import_rules(*part.home)

@@ -1,5 +1,8 @@
 """On two real gloo processes, started once for this file."""
 
+import multiprocessing
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import torch
 from localtensor._util import pickling
 from localtensor.layout.shards import split_axis
 from localtensor.processes.pool import Pool
-from strategies.programs.run.rank_run import ProgramRankTask, run_pickled_task
+from strategies.programs.run.rank_run import ProgramRankTask, drop_native_messages, run_pickled_task
 from tests.strategies import planted_ops
 from tests.strategies.cases import numbers, placements, sample
 from tests.strategies.planted_ops import planted
@@ -171,3 +174,26 @@ def test_a_rank_without_the_users_module_says_so(monkeypatch):
     )
     with pytest.raises(ModuleNotFoundError, match="no_such_rules"):
         run_pickled_task(pickling.dumps(part))
+
+
+def writes_to_stderr(path):
+    with open(path, "w") as file:
+        os.dup2(file.fileno(), 2)
+    sys.stderr = os.fdopen(os.dup(2), "w")
+    drop_native_messages(os.getpid())
+    os.write(2, b"terminate called\n")
+    print("a line of Python", file=sys.stderr)
+
+
+def test_a_worker_drops_what_native_code_writes_and_keeps_what_python_does(tmp_path):
+    path = tmp_path / "stderr"
+    worker = multiprocessing.get_context("fork").Process(target=writes_to_stderr, args=(path,))
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 0 and path.read_text() == "a line of Python\n"
+
+
+def test_what_is_no_worker_keeps_its_stderr(capfd):
+    drop_native_messages(os.getpid())
+    os.write(2, b"native\n")
+    assert capfd.readouterr().err == "native\n"
