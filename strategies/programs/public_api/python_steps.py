@@ -275,6 +275,23 @@ def items(axes: int) -> Iterator[PublicStep]:
                 yield PublicStep(f"x[{name}] = {text}", code, ROWS, (), _has_rows, f"{index} set", f"{kind}, set")
 
 
+_WITH_PLAIN = (
+    "a * torch.tensor(2.0)", "torch.tensor(1.0) - a", "a / torch.tensor([2.0])", "a + torch.ones(1, 1)", "torch.where(a > 0, a, torch.tensor(0.0))",
+    "torch.where(torch.tensor(True), a, a * 2)", "a.clamp(min=torch.tensor(0.0))", "a.masked_fill(a > 0, torch.tensor(-1.0))", "torch.maximum(a, torch.tensor(0.0))",
+    "a.clone().add_(torch.tensor(1.0))", "a.clone().copy_(torch.tensor(3.0))", "torch.lerp(a, a * 2, torch.tensor(0.5))", "torch.pow(torch.tensor(2.0), a / 8)",
+    "torch.zeros(()) + a.sum()", "operator.iadd(torch.zeros(()), a.sum())", "torch.stack([a.sum(), torch.tensor(1.0)])", "torch.cat([a.sum()[None], torch.ones(1)])",
+    "a.index_fill(0, torch.tensor([0]), 2.0)", "a.index_select(0, torch.tensor([1]))", "a[torch.tensor(1)]", "a[torch.tensor([1])]", "a.gather(0, torch.tensor([[1]]))",
+    "a.scatter(0, torch.tensor([[1]]), 5.0)", "a.index_add(0, torch.tensor([0]), a[:1])", "F.embedding(torch.tensor([1]), a)", "torch.addcmul(a, a, torch.tensor(2.0))",
+    "torch.outer(a[0], torch.ones(1))", "F.prelu(a, torch.tensor([0.25]))", "F.cross_entropy(a[:1], torch.tensor([1]))", "F.linear(a[:, :1], torch.ones(1, 1))",
+)  # fmt: skip
+
+
+def with_plain(axes: int) -> Iterator[PublicStep]:
+    """Functions of a DTensor of floats and a plain tensor of one element, which DTensor takes for a replica."""
+    for text in _WITH_PLAIN:
+        yield PublicStep(f"{text} of floats", f"(lambda a: told({text}))(x.float())", ROWS, (), _has_rows, text, text)
+
+
 _INTO = (
     "torch.amax(a, 0, out=o)", "torch.amin(a, -1, out=o)", "torch.sum(a, 0, out=o)", "torch.mean(a, 0, out=o)", "torch.prod(a, 0, out=o)",
     "torch.var(a, 0, out=o)", "torch.logsumexp(a, 0, out=o)", "torch.linalg.vector_norm(a, 2, 0, out=o)", "torch.add(a, a, out=o)",
@@ -289,7 +306,7 @@ def into_views(axes: int) -> Iterator[PublicStep]:
         for layout in layouts_on(axes, (R, S1)):
             listed = placements_code(layout)
             call = f"{text.replace('out=o', 'out=y[0]')}, y in {listed}"
-            yield PublicStep(call, f"out_given(x, lambda a, o: {text}, {listed})", ROWS, (), group=text, aspect=text)
+            yield PublicStep(call, f"out_given(x, lambda a, o: {text}, {listed})", ROWS, (), group=text)
 
 
 def compared(axes: int) -> Iterator[PublicStep]:
@@ -339,6 +356,7 @@ PYTHON_STEPS: dict[str, Generator] = {
     "torch.Tensor, operators": augmented,
     "torch.Tensor, items": items,
     "torch.Tensor, views as out": into_views,
+    "torch.Tensor, with plain numbers": with_plain,
     "torch.Tensor, comparisons": compared,
     "torch.Tensor, half precision": halves,
 }
