@@ -19,7 +19,7 @@ from strategies.base.progress import Progress
 from strategies.base.worker_pool import TaskDone, WorkerPool
 from strategies.model.cause import PUBLIC_CALL, CauseRecord
 from strategies.model.kernels import REJECTIONS
-from strategies.model.rule import Program, out_leaves, overload
+from strategies.model.rule import Program, out_leaves, overload, split_prior_call
 from strategies.model.verdict import Finding, Report, Verdict, digest
 from strategies.programs.public_api.table import use_in_words
 from strategies.programs.run.verdict import raises
@@ -203,6 +203,8 @@ def dispatch_trait(found: Attribution) -> str:
     if reason := special_dispatch_reason(op):
         return reason
     program = found.program
+    if program is not None and split_prior_call(program.then)[1]:
+        return "a call after one with another argument"
     if program is not None and program.sample.op == found.op:
         if out_leaves(program.sample.call):
             return "tensors given as out="

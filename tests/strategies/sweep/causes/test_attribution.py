@@ -214,6 +214,15 @@ def test_calls_that_are_refused_in_one_way_have_one_cause_whatever_their_op():
     assert cause_key(replace(found, reason=refused))[2:] == ("a plain tensor beside DTensors", "refused")
 
 
+def test_the_cause_of_a_second_call_says_that_it_is_one():
+    again = program(
+        Call("aten.topk.default", (Leaf(0), 2)), torch.arange(4.0), inputs=((Shard(0),),), then="again(x0, 3)"
+    )
+    found = Attribution(DISPATCHER, None, "aten.topk.default", "", "", program=again, reason="its piece has shape (3,)")
+    assert cause_key(found)[2] == "a call after one with another argument"
+    assert cause_key(replace(found, program=replace(again, then="")))[2] == "the results of the ranks"
+
+
 def test_a_second_run_of_an_op_in_place_begins_with_the_same_values():
     work = program_work(NORM)
     first, second = outcome(work), outcome(work)
