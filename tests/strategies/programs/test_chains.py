@@ -113,7 +113,7 @@ def test_a_wrong_backward_of_a_redistribution_is_found_by_chains_alone(monkeypat
     assert single and not any(found.wrong for found in run_simulated_programs(single))
     found = wrong_chains(drawn(SIN))
     assert found and {p.sample.op for p, _ in found} == {chains.ALIAS}
-    assert all(p.then in ("R | grad", "S(0) | grad", "S(1) | grad") for p, _ in found)
+    assert {p.then for p, _ in found} >= {"R | grad", "S(0) | grad", "S(1) | grad"}
 
 
 @pytest.mark.slow
@@ -125,9 +125,9 @@ def test_the_sweep_draws_chains_and_finds_it(monkeypatch):
         task = OverloadTask("aten.sin.default", samples, ((2,),), seed, "pairs")
         return [name for result in validate_with_follow_ups(task, silent) for name in result.suspects]
 
-    assert any(name.endswith("| grad") for name in found(4))
+    assert any(name.endswith("| grad") for seed in (0, 6) for name in found(seed))  # seeds that draw a redistribution
     monkeypatch.setattr(chained, "CHAINED_SAMPLES", 0)
-    assert not any(name.endswith("| grad") for name in found(4))
+    assert not any(name.endswith("| grad") for seed in (0, 6) for name in found(seed))
 
 
 # Two reshapes.
@@ -193,7 +193,8 @@ def wrong_for_nine_columns():
 
 @pytest.mark.slow  # as test_the_sweep_draws_chains_and_finds_it
 def test_a_rule_that_is_wrong_for_a_further_call_alone_is_found():
-    samples = tuple(sample("amax.default", numbers(4, n), [0]) for n in (4, 5, 6, 9))
+    # Integers: of a further sample of floats a gradient comes first.
+    samples = tuple(sample("amax.default", (numbers(4, n) * 8).long(), [0]) for n in (4, 5, 6, 9))
 
     def keeps_maxima(samples, seed):
         found = validate_with_follow_ups(OverloadTask(samples[0].op, samples, ((2,),), seed, "pairs"), silent)
@@ -203,7 +204,7 @@ def test_a_rule_that_is_wrong_for_a_further_call_alone_is_found():
 
     with undone():
         wrong_for_nine_columns()
-        assert keeps_maxima(samples, seed=1) and not keeps_maxima(samples[:3], seed=1)
+        assert keeps_maxima(samples, seed=0) and not keeps_maxima(samples[:3], seed=0)
 
 
 # What is left of a wrong chain.

@@ -65,7 +65,7 @@ def test_the_smallest_finding_of_every_third_op_is_wrong_without_our_rules():
 @ON_2_13
 @pytest.mark.slow
 def test_every_finding_is_wrong_without_our_rules():
-    assert_wrong_before(list(findings()))
+    assert_wrong_before([one for one in findings() if LEFT.get(one.rule) != PARTS])
 
 
 @ON_2_13
