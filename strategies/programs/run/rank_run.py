@@ -85,8 +85,8 @@ _mesh = functools.cache(world_mesh)
 def drop_native_messages(pid: int) -> None:
     """Drop what native code writes to stderr in this process of that number, if it is a worker: Python's own messages stay.
 
-    gloo ends a process whose peers send a piece of another size, with several lines to whoever looks at the terminal.  That the
-    rank died is a result here, and is reported as one.
+    gloo ends a process whose peers send a piece of another size, and writes several lines.  That the rank died is a result here, and
+    is reported as one.
     """
     if multiprocessing.parent_process() is None:
         return
