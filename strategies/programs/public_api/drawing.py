@@ -18,6 +18,7 @@ from torch.distributed.tensor import Partial
 from localtensor.layout import Layout, has_one_meaning
 from strategies.model.rule import PUBLIC, Call, Leaf, Program, Sample
 from strategies.programs.mesh_programs import placement_options
+from strategies.programs.public_api.submesh_steps import CROSSED
 from strategies.programs.public_api.table import OF_TORCH, STEPS, TWO_AXES, base_name, public_steps, step_name
 from strategies.programs.public_api.tensor_steps import (
     EVEN,
@@ -113,7 +114,7 @@ def _is_of_torch(name: str) -> bool:
 def _most(name: str) -> int:
     if name.startswith(("optim.", "debug.")):
         return MOST_OPTIMIZER
-    if name.startswith("torch.inference_mode") or "cross" in name:  # each function goes wrong in few layouts, if at all
+    if name.startswith("torch.inference_mode") or name == CROSSED:  # each function goes wrong in few layouts, if at all
         return 2 * MOST_OF_TORCH
     if _is_of_torch(name):
         return MOST_OF_TORCH
@@ -195,7 +196,7 @@ MEANT = (
 def is_refused(program: Program, error: str) -> bool:
     """Whether every rank refuses a documented call that a rule has claimed, and torch does not mean to."""
     name = step_name(program.then)
-    if "rows that cross" in name:
+    if name.startswith(CROSSED):
         return False  # torch need not take tensors of two meshes
     own = name.startswith("torch.Tensor,") or "inplace=True" in program.then
     return bool(error) and is_claimed(error) and not (own and any(text in error for text in MEANT))

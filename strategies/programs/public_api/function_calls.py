@@ -112,9 +112,8 @@ def on_first_ranks(x: Any, placement: Placement, use: Callable[[Any], Sequence[A
     given = distribute_tensor(values, DeviceMesh(device, every[:-1]), [placement])
     lane, found = DeviceMesh(device, every), []
     for out in use(given):
-        own = out if not isinstance(out, DTensor) or given.device_mesh.get_coordinate() is not None else None
-        value = torch.zeros(out.shape, dtype=out.dtype) if own is None else whole(own)
-        found.append(by_row(value, lane, 0)[0])
+        outside = isinstance(out, DTensor) and given.device_mesh.get_coordinate() is None
+        found.append(by_row(torch.zeros(out.shape, dtype=out.dtype) if outside else whole(out), lane, 0)[0])
     return found
 
 

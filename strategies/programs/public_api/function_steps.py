@@ -266,6 +266,8 @@ def family(name: str, axes: int, kind: str = "flagged") -> Iterator[PublicStep]:
     """
     for key, use in FAMILIES[name].items():
         one = key.partition(" ")[0]
+        if kind == "across" and not use.others:  # one tensor has one mesh
+            continue
         if hasattr(functional, one) and not (
             kind != "flagged" and "dropout" in one
         ):  # each run draws other numbers there

@@ -119,8 +119,7 @@ def crossed(axes: int) -> Iterator[PublicStep]:
             code = f"across(x, lambda a, b: {text}, (eighths(x.shape, x),), ({cut},))"
             steps.append(PublicStep(f"{text}, b cut along {cut}", code, ROWS, group=text, aspect=text))
     for step in steps if axes == 2 else ():
-        if "lambda a: " not in step.code:  # it has one tensor alone
-            yield replace(step, call=f"{step.call}, on submeshes that cross")
+        yield replace(step, call=f"{step.call}, on submeshes that cross")
 
 
 _RESHARDED = ("nn.Linear(n, 8)", "nn.Sequential(nn.Linear(n, 12), nn.Tanh(), nn.Linear(12, 5))", "nn.LayerNorm(n)")
@@ -150,10 +149,12 @@ def watched(axes: int) -> Iterator[PublicStep]:
         yield PublicStep(call, f"within(x, dtensor.debug.CommDebugMode, 1, lambda a: {text})", FLOATS, group=text)
 
 
+CROSSED = "device_mesh.init_device_mesh, rows that cross"
+"""The name of uses that torch may refuse."""
 _ROWS = ("reductions", "elements", "gradients", "moves", "training", "kinds")
 SUBMESH_STEPS: dict[str, Generator] = {
     **{f"device_mesh.init_device_mesh, rows: {name}": functools.partial(rows, name) for name in _ROWS},
-    "device_mesh.init_device_mesh, rows that cross": crossed,
+    CROSSED: crossed,
     "device_mesh.DeviceMesh, of some ranks": parts,
     "parallel.input_reshard.input_reshard": reshards,
     "debug.CommDebugMode": watched,

@@ -193,6 +193,11 @@ def gives_the_view_another_piece(patch):
     patch.setattr(torch, "exp", on_dtensors(own, into))
 
 
+def doubles_a_composed_function(patch):
+    own = torch.trapezoid
+    patch.setattr(torch, "trapezoid", on_dtensors(own, lambda x: own(x) * 2))
+
+
 def adds_what_is_plain(patch):
     own = torch.maximum
     patch.setattr(torch, "maximum", on_dtensors(own, lambda x, y: own(x, y) + (not isinstance(y, DTensor))))
@@ -257,6 +262,8 @@ FAULTS = [
     ("torch.inference_mode, losses", doubles_a_loss_in_inference, "F.mse_loss("),
     ("device_mesh.init_device_mesh, rows: reductions", sums_over_the_world, "Shard(0): v.sum("),
     ("device_mesh.init_device_mesh, rows: gradients", sums_over_the_world, "rows along axis"),
+    ("torch.Tensor, functions", doubles_a_composed_function, "torch.trapezoid("),
+    ("torch.inference_mode, of tensors", doubles_a_composed_function, "torch.trapezoid("),
     ("torch.Tensor, with plain numbers", adds_what_is_plain, "torch.maximum(a, torch.tensor"),
     ("torch.Tensor, views as out", gives_the_view_another_piece, "torch.exp("),
     ("device_mesh.init_device_mesh, rows that cross", takes_pieces_of_another_mesh, "F.l1_loss("),
