@@ -267,7 +267,13 @@ COMPARISON_FUNCTION = '''def differs(got, want, atol):
         if wrong_pieces.item():
             print(f"rank {rank} WRONG", flush=True)
             return True
-        got = got.full_tensor()
+        try:
+            got = got.full_tensor()
+        except RuntimeError as error:  # gloo has no averages, for one: a partial value that it cannot add up is not wrong
+            if any(p.is_partial() for p in placements):
+                raise
+            print(f"rank {rank} WRONG: the result cannot be gathered: {error}", flush=True)
+            return True
     if isinstance(want, torch.Tensor) and isinstance(got, torch.Tensor):
         same = (got.shape, got.dtype) == (want.shape, want.dtype) and torch.allclose(got, want, rtol=0.0, atol=atol, equal_nan=True)
         want, got = want.tolist(), got.tolist()

@@ -78,8 +78,10 @@ def on_rows(x: Any, axis: int, placement: Placement, use: Callable[[Any], Sequen
     return [by_row(whole(out), mesh, 1 - axis) for out in use(given)]
 
 
-def by_row(value: Tensor, mesh: Any, axis: int) -> Tensor:
-    """The values of the first two ranks along an axis of the mesh, one after the other."""
+def by_row(value: Tensor | None, mesh: Any, axis: int) -> Tensor | None:
+    """The values of the first two ranks along an axis of the mesh, one after the other; None of a gradient that is missing."""
+    if value is None:
+        return None
     count, lanes = mesh.size(axis), [Shard(0) if a == axis else Replicate() for a in range(mesh.ndim)]
     shape = torch.Size([count, *value.shape])
     stride = torch.empty(shape, device="meta").stride()
@@ -113,7 +115,8 @@ def on_first_ranks(x: Any, placement: Placement, use: Callable[[Any], Sequence[A
     lane, found = DeviceMesh(device, every), []
     for out in use(given):
         outside = isinstance(out, DTensor) and given.device_mesh.get_coordinate() is None
-        found.append(by_row(torch.zeros(out.shape, dtype=out.dtype) if outside else whole(out), lane, 0)[0])
+        rows = by_row(torch.zeros(out.shape, dtype=out.dtype) if outside else whole(out), lane, 0)
+        found.append(None if rows is None else rows[0])
     return found
 
 

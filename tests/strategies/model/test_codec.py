@@ -8,7 +8,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as draw
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 import localtensor as lt
@@ -230,8 +230,8 @@ def test_characters_that_no_source_has_are_escaped_in_a_docstring():
 # The comparison of a script.
 
 
-def compared(local_shape, said_shape, want_shape):
-    """What a script's `differs` says of a DTensor in replicas whose spec and size say other shapes than its piece."""
+def compared(local_shape, said_shape, want_shape, placement=None):
+    """What a script's `differs` says of a DTensor (in replicas, if nothing else is said) whose spec says other shapes than its piece."""
     scope = {
         "torch": torch,
         "dist": dist,
@@ -243,7 +243,7 @@ def compared(local_shape, said_shape, want_shape):
     exec(codec.COMPARISON_FUNCTION, scope)
     mesh = init_device_mesh("cpu", (2,))
     said = torch.ones(said_shape)
-    spec = DTensorSpec(mesh, (Replicate(),), TensorMeta(said.shape, said.stride(), said.dtype))
+    spec = DTensorSpec(mesh, (placement or Replicate(),), TensorMeta(said.shape, said.stride(), said.dtype))
     return scope["differs"](DTensor(torch.ones(local_shape), spec, requires_grad=False), torch.ones(want_shape), 0.0)
 
 
@@ -258,3 +258,19 @@ def compared(local_shape, said_shape, want_shape):
 def test_a_script_compares_the_shape_that_a_dtensor_says_with_the_right_one(capfd, local, said, want, wrong, printed):
     assert lt.run(lambda: compared(local, said, want), ranks=2).values == (wrong, wrong)
     assert printed in capfd.readouterr().out
+
+
+def test_a_result_that_cannot_be_gathered_shows_the_fault(capfd, monkeypatch):
+    def too_large(*_):
+        raise RuntimeError("narrow changed the size")
+
+    monkeypatch.setattr(
+        Shard, "_to_replicate_tensor", too_large
+    )  # as torch's own does of a wrong piece of a strided shard
+    assert lt.run(lambda: compared((2,), (4,), (4,), Shard(0)), ranks=2).values == (True, True)
+    assert "WRONG: the result cannot be gathered: narrow" in capfd.readouterr().out
+
+
+def test_a_partial_value_that_cannot_be_added_up_is_not_wrong():
+    with pytest.raises(Exception, match="unknown"):
+        lt.run(lambda: compared((4,), (4,), (4,), Partial("unknown")), ranks=2)

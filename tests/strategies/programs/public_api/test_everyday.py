@@ -10,10 +10,12 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.distributed.checkpoint
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, debug, experimental
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, debug, distribute_tensor, experimental
 from torch.distributed.tensor.parallel import input_reshard
 from torch.nn import functional as F  # noqa: N812  # its usual name
 
+import localtensor as lt
 from strategies.model.kernels import REJECTIONS
 from strategies.model.rule import PUBLIC, Program
 from strategies.programs.public_api import (
@@ -370,6 +372,24 @@ def test_rows_hold_other_values_and_the_results_of_both_are_compared():
     (sums,) = function_calls.on_rows(x, 0, None, lambda v: [v.sum()])
     assert sums.tolist() == [15, 30 * 6 - 15 * 2]
     assert function_calls.row_values(torch.tensor([0, 4]), 1).max() < 5  # numbers of rows of a table
+
+
+def on_submeshes(of):
+    """What a use with a missing gradient gives on each row of two by two ranks, and on the first three of them."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    x = distribute_tensor(torch.ones(4), mesh, [Replicate()] * 2, src_data_rank=None)
+    return of(x)
+
+
+def test_a_gradient_that_is_missing_on_a_submesh_is_a_result_and_no_crash():
+    def on_rows(x):
+        return function_calls.on_rows(x, 0, Replicate(), lambda v: [v, None])[1]
+
+    def on_first_ranks(x):
+        return function_calls.on_first_ranks(x, Replicate(), lambda v: [v, None])[1]
+
+    assert lt.run(on_submeshes, on_rows, ranks=4).values == (None,) * 4
+    assert lt.run(on_submeshes, on_first_ranks, ranks=4).values == (None,) * 4
 
 
 def test_a_refusal_that_torch_means_is_none_for_what_the_program_itself_does():
