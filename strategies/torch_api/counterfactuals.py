@@ -2,8 +2,7 @@
 
 `traced` records every propagation, handler and redistribution of the ranks, and compares each redistribution with a plain
 one.  `op_replaced`, `rules_replaced`, `decomposition_replaced` and `redistribution_replaced` replace one part for a while.  A
-plain gather is `all_gather_object` on the default group, so that programs run on rank threads or real processes, and the mesh
-has all ranks.
+plain gather is `all_gather_object` on the groups of the mesh, so that programs run on rank threads or real processes.
 
 | torch part (under torch.distributed.tensor)                              | read on     | run on |
 |---------------------------------------------------------------------------|-------------|--------|
@@ -43,12 +42,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 
 from localtensor._util.patching import replaced, wrapped
+from localtensor.errors import WrongPieces
 from localtensor.layout import assemble, is_supported, shorts, split
 from strategies.model.kernels import REJECTIONS
 from strategies.torch_api.code_places import CodePlace, place_of, registered_place
 from strategies.torch_api.dtensor import propagator, registry_of
 from strategies.torch_api.handler_table import HANDLERS_ATTRIBUTE, torch_handlers
-from strategies.torch_api.mesh_and_caches import clear_dtensor_caches
+from strategies.torch_api.mesh_and_caches import clear_dtensor_caches, gathered_on_mesh, number_in_mesh
 from strategies.torch_api.specs import makes_view_of_copy, of_torch, sums_bools
 
 STEPS = {
@@ -137,7 +137,9 @@ def traced() -> Iterator[Trace]:  # noqa: C901  # five short functions that shar
             except Exception:  # why: any error of the redistribution is recorded, and raised on
                 found.wrong.append(Transform(*names, tuple(ran), True))
                 raise
-        with contextlib.suppress(*REJECTIONS):
+        with contextlib.suppress(
+            *REJECTIONS, WrongPieces
+        ):  # a caller's pieces that do not fit, which DTensor may not look at
             right = redistributed(local, source, target)
             if right is not None and not _alike(out, right):
                 found.wrong.append(Transform(*names, tuple(ran), True))
@@ -246,11 +248,9 @@ def _redistribution(around: Callable[..., Any]) -> Iterator[None]:
 
 
 def gathered(local: Tensor, spec: DTensorSpec) -> Tensor:
-    """The whole tensor, from the pieces of all ranks.  Raises where the pieces do not have the shapes of the spec."""
-    pieces: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(pieces, local.detach().contiguous())
+    """The whole tensor, from the pieces of all ranks of its mesh.  Raises where these do not have the shapes of the spec."""
     meta: Any = spec.tensor_meta
-    return assemble(pieces, of_torch(spec)).to(meta.dtype)
+    return assemble(gathered_on_mesh(local.detach().contiguous(), spec.mesh), of_torch(spec)).to(meta.dtype)
 
 
 def piece(whole: Tensor, spec: DTensorSpec) -> Tensor:
@@ -258,12 +258,13 @@ def piece(whole: Tensor, spec: DTensorSpec) -> Tensor:
     meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
     here = DTensorSpec(spec.mesh, spec.placements, meta, spec.shard_order)
     rng = torch.Generator().manual_seed(0)
-    return split(whole, of_torch(here), rng)[dist.get_rank()].clone()
+    return split(whole, of_torch(here), rng)[number_in_mesh(spec.mesh) or 0].clone()
 
 
 def redistributed(local: Tensor, source: DTensorSpec, target: DTensorSpec) -> Tensor | None:
-    """The piece under `target`, by a plain gather; None where a value would become, or stay, partial, and of a placement of DTensor's own."""
-    if any(p.is_partial() for p in target.placements) or not all(map(is_supported, source.placements)):
+    """The piece under `target`, by a plain gather; None of a value that would be partial, of other placements, on other ranks."""
+    known = all(map(is_supported, source.placements)) and not any(p.is_partial() for p in target.placements)
+    if not known or number_in_mesh(source.mesh) is None:
         return None
     return piece(gathered(local, source), target)
 

@@ -78,6 +78,27 @@ def world_mesh_with_submeshes(mesh: Mesh, flattened: tuple[tuple[str, ...], ...]
     return made
 
 
+def number_in_mesh(mesh: DeviceMesh) -> int | None:
+    """The number of this rank among those of the mesh, row by row; None if it is none of them."""
+    place = mesh.get_coordinate()
+    if place is None:
+        return None
+    return functools.reduce(lambda number, axis: number * mesh.size(axis) + place[axis], range(mesh.ndim), 0)
+
+
+def gathered_on_mesh(value: object, mesh: DeviceMesh) -> list[Any]:
+    """What each rank of the mesh gives, row by row; all ranks of the mesh call it, and no other.
+
+    A process group has its ranks in the order of their numbers, a mesh may have them in any.
+    """
+    found = [(number_in_mesh(mesh), value)]
+    for axis in range(mesh.ndim):
+        lists: list[Any] = [None] * mesh.size(axis)
+        dist.all_gather_object(lists, found, group=mesh.get_group(axis))
+        found = [one for part in lists for one in part]
+    return [value for _, value in sorted(found, key=lambda pair: pair[0] or 0)]
+
+
 def clear_dtensor_caches() -> None:
     """Clear DTensor's caches of this thread, so that the results of programs do not depend on their order."""
     propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding

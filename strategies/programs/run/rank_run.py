@@ -30,7 +30,7 @@ from strategies.base.time_limit import DoesNotReturn
 from strategies.model.rule import Call, flat_results, written_leaves
 from strategies.programs.run.follow_ups import CallWithFollowUp
 from strategies.torch_api.code_places import no_return_error, rule_limit
-from strategies.torch_api.mesh_and_caches import clear_dtensor_caches, world_mesh
+from strategies.torch_api.mesh_and_caches import clear_dtensor_caches, number_in_mesh, world_mesh
 from strategies.torch_api.rank_runs import CALL_SECONDS
 from strategies.torch_api.user_modules import import_rules
 
@@ -164,7 +164,8 @@ def placement_text(out: object) -> str:
 
 def _check_shapes(outs: Sequence[Any]) -> None:
     for out in outs:
-        if isinstance(out, DTensor) and (wrong := misfit(out, tuple(out.to_local().shape), dist.get_rank())):
+        number = number_in_mesh(out.device_mesh) if isinstance(out, DTensor) else None
+        if number is not None and (wrong := misfit(out, tuple(out.to_local().shape), number)):
             raise wrong
 
 

@@ -80,6 +80,7 @@ FORMULA = "the plain tensor is made by a derivative formula of autograd, which i
 RAISES_IN = "it raises the error, and no replacement of one part reaches what is wrong"
 BEFORE_RULES = "the call is refused before DTensor looks for a rule"
 ANOTHER_FOLLOWS = "With {what} the error of one of them is gone, and another follows: {error}"
+INSTEAD = "With {what}, every rank refuses the call: {error}"
 ALIASES = ("aten.alias.default", "aten.detach.default")
 """Ops that give their own tensor: replicas cure any program that begins with one, and new parts of a sum may do so by luck."""
 RULE, REDISTRIBUTION, DISPATCHER, UNKNOWN = "rule", "redistribution", "dispatcher", "unknown"
@@ -174,8 +175,8 @@ VALUES, SHAPE, RAISES, REFUSED = "values", "shape", "raises", "refused"
 
 def fault_class(reason: str) -> str:
     """The class of a fault by its reason in words: some ranks raise, or all do; shapes, or dtypes, or values are wrong."""
-    if raises(reason):
-        return REFUSED if re.search(r"every rank|refuses this call|^no rank returns", reason) else RAISES
+    if raises(reason):  # the advice in a report of ranks that stop speaks of every rank, too
+        return REFUSED if re.search(r"^(?!stops).*every rank|refuses this call|^no rank returns", reason) else RAISES
     what = failure_kind(reason).what
     return what if what in (SHAPE, "dtype") else VALUES
 
@@ -349,7 +350,10 @@ class Attributor:
             whole = _decomposition_replaced(step.op)
             if self.cures(whole):
                 return Attribution(DECOMPOSITION, tracer_place(), step.op, detail, OP_BY_OP)
-            trace, _ = self._traced(whole)
+            trace, follows = self._traced(whole)
+            if fault_class(follows) == REFUSED != fault_class(self._first[1] if self._first else follows):
+                why = INSTEAD.format(what=OP_BY_OP, error=_error_text(follows))
+                return Attribution(DECOMPOSITION, tracer_place(), step.op, detail, why=why)
             inner = self._op(trace.steps, whole)
             if inner is not None:
                 return replace(inner, fix=f"{OP_BY_OP}, and in it {inner.fix}")

@@ -154,6 +154,8 @@ def cause_key(found: Attribution, name: str = "") -> Key:
     family = (
         family_of(found.op).removeprefix("prims.") if found.kind == RULE and _is_own_choice(found, gives, wrong) else ""
     )
+    if found.kind == DECOMPOSITION and found.why:
+        family = "refused op by op"
     return (found.kind, place, gives, wrong, family)
 
 
@@ -238,6 +240,7 @@ def _words(key: Key, members: Members) -> tuple[str, tuple[str, ...]]:
         words = _happens(key[3], errors)
     else:
         words = _WORDS.get((key[2], key[3]), f"wrong {key[3] or 'results'}")
+        words += f" ({key[4]})" if key[0] == DECOMPOSITION and key[4] else ""
     return words, tuple(dict.fromkeys(family_of(one.op) for _, one in members))
 
 

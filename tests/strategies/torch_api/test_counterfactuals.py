@@ -4,7 +4,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.utils._mode_utils
-from torch.distributed.tensor import DTensor, Shard, _redistribute, distribute_tensor, init_device_mesh, placement_types
+from torch.distributed.tensor import (
+    DTensor,
+    Replicate,
+    Shard,
+    _redistribute,
+    distribute_tensor,
+    init_device_mesh,
+    placement_types,
+)
 
 import localtensor as lt
 from strategies.model.rule import overload
@@ -57,6 +65,34 @@ def test_whichever_rank_asks_first_every_op_is_in_the_trace(seed):
         lt.run(exp_of_a_sum, ranks=2, schedule=lt.shuffled(seed))
     ops = [step.op for step in trace.steps]
     assert ops[:1] == ["aten.add.Tensor"] and ops.count("aten.exp.default") == ops.count("aten.add.Tensor") == 1
+
+
+def moved_on_its_row():
+    """Rows of ranks that move tensors of their own, one of them twice: what is looked at on one row does not wait for the other."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    row, number = mesh["b"], mesh.get_local_rank("a")
+    x = distribute_tensor(torch.arange(4.0) + number, row, [Shard(0)], src_data_rank=None)
+    for _ in range(number):
+        x = x.redistribute(placements=[Replicate()]).redistribute(placements=[Shard(0)])
+    return x.full_tensor().tolist()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_move_on_a_submesh_is_compared_on_that_submesh(replaced):
+    with counterfactuals.redistribution_replaced() if replaced else counterfactuals.traced() as trace:
+        assert lt.run(moved_on_its_row, ranks=4).values == ([0, 1, 2, 3],) * 2 + ([1, 2, 3, 4],) * 2
+    assert replaced or trace.wrong == []
+
+
+def held_of_any_size():
+    rank = dist.get_rank()
+    x = DTensor.from_local(torch.ones(2 - rank), init_device_mesh("cpu", (2,)), [Shard(0)], run_check=False)
+    return x.redistribute(placements=[Shard(0)]).to_local().tolist()
+
+
+def test_pieces_that_do_not_fit_their_placement_do_not_end_a_run_that_is_looked_at():
+    with counterfactuals.traced():
+        assert lt.run(held_of_any_size, ranks=2).values == ([1, 1], [1])
 
 
 def test_an_op_replaced_is_right_and_keeps_its_placement():

@@ -55,6 +55,27 @@ def test_a_mesh_of_all_ranks_and_the_flattened_one_beside_it():
     assert set(map(str, lt.run(body, ranks=6, leftovers="ignore"))) == {str(((2, 3), ("a", "b"), [6, None]))}
 
 
+def numbers_in(mesh):
+    """The number of this rank in the mesh, and what its ranks give: their numbers among all ranks."""
+    number = mesh_and_caches.number_in_mesh(mesh)
+    return number, None if number is None else mesh_and_caches.gathered_on_mesh(dist.get_rank(), mesh)
+
+
+def test_a_rank_has_its_number_in_each_mesh_and_only_that_mesh_is_asked():
+    def body():
+        mesh = DeviceMesh("cpu", torch.tensor([[5, 4, 3], [2, 1, 0]]), mesh_dim_names=("a", "b"))
+        return numbers_in(mesh), numbers_in(mesh["a"]), numbers_in(mesh["b"]), numbers_in(DeviceMesh("cpu", [4, 1]))
+
+    every = [5, 4, 3, 2, 1, 0]
+    assert lt.run(body, ranks=6, leftovers="ignore").values[1] == ((4, every), (1, [4, 1]), (1, [2, 1, 0]), (1, [4, 1]))
+    assert lt.run(body, ranks=6, leftovers="ignore").values[3] == (
+        (2, every),
+        (0, [3, 0]),
+        (2, [5, 4, 3]),
+        (None, None),
+    )
+
+
 def test_what_dtensor_remembers_is_forgotten():
     with lt.LocalTensorMode(2):
         mesh = world_mesh("cpu", (2,), False)

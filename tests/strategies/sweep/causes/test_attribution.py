@@ -363,6 +363,7 @@ def test_faults_of_one_function_in_one_way_have_one_key():
 def test_the_class_of_a_fault_is_read_from_its_reason():
     assert fault_class("rank 1 raises IndexError: x; its peers go on and wait") == "raises"
     assert fault_class("DTensor refuses this call on every rank: RuntimeError: x") == "refused"
+    assert fault_class("stops: Deadlock: ranks 0, 1 wait. Call the collectives in one order on every rank.") == "raises"
     assert fault_class("rank 1 holds shape (1,), S(0) of (1,) is (0,)") == "shape"
     assert fault_class("rank 0: result gathered from S(0) differs at [0]: got 1, expected 2") == "values"
     assert (result_class("S(0) -> P(sum)"), result_class("S(0) -> R, S(1)"), result_class("P(max) -> ()")) == (
@@ -370,6 +371,23 @@ def test_the_class_of_a_fault_is_read_from_its_reason():
         "S",
         "P",
     )
+
+
+@pytest.mark.skipif(torch.__version__.split(".")[:2] != ["2", "13"], reason="other versions have other faults")
+def test_tensors_on_submeshes_that_cross_are_the_fault_of_the_decomposition_that_does_not_look_at_their_meshes():
+    steps = public_steps("device_mesh.init_device_mesh, rows that cross", 2)
+    step = next(s for s in steps if "mse_loss(a, t, reduction='none'" in s.call)
+    x = torch.arange(1.0, 17.0).view(4, 4)
+    sample = Sample(Call("aten.clone.default", (Leaf(0),)), (x,), "")
+    given = Program(sample, (2, 2), ((Replicate(), Replicate()),), PUBLIC + step.call)
+    found = caused_by(given)
+    assert (found.kind, found.place.name, found.fix) == (
+        DECOMPOSITION,
+        "DecompShardingStrategy._propagate_through_decomp",
+        "",
+    )
+    assert "every rank refuses the call: RuntimeError: Cannot run an op on inputs with different meshes" in found.why
+    assert fault_class(found.reason) == "values" and cause_key(found)[4] == "refused op by op"
 
 
 def test_a_shape_that_the_pieces_do_not_have_is_a_fault_of_the_shape_though_torch_raises_nothing():
