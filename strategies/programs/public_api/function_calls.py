@@ -105,13 +105,15 @@ def across(
     return [whole(v) for v in (outs if isinstance(outs, (tuple, list)) else [outs])]
 
 
-def on_first_ranks(x: Any, placement: Placement, use: Callable[[Any], Sequence[Any]]) -> list[Any]:
-    """What a use gives on a mesh of all ranks but the last, as the first rank has it: the last holds nothing."""
+def on_ranks(
+    x: Any, chosen: Callable[[Tensor], Tensor], placement: Placement, use: Callable[[Any], Sequence[Any]]
+) -> list[Any]:
+    """What a use gives on a mesh of the ranks that are chosen of all, in their order, as rank 0 has it: others hold nothing."""
     values = whole(x.detach()).clone()
     if not isinstance(x, DTensor):
         return list(use(values))
     every, device = x.device_mesh.mesh.flatten(), x.device_mesh.device_type
-    given = distribute_tensor(values, DeviceMesh(device, every[:-1]), [placement])
+    given = distribute_tensor(values, DeviceMesh(device, chosen(every)), [placement])
     lane, found = DeviceMesh(device, every), []
     for out in use(given):
         outside = isinstance(out, DTensor) and given.device_mesh.get_coordinate() is None

@@ -97,10 +97,21 @@ def rows(family: str, axes: int) -> Iterator[PublicStep]:
 def parts(axes: int) -> Iterator[PublicStep]:
     """Steps on a mesh of all ranks but one."""
     for text in (*_REDUCED, *_PICKED, *_COMPUTED):
-        for cut in (S0, S1, R):
-            code = f"on_first_ranks(x, {placement_code(cut)}, lambda v: [{text}])"
-            call = f"all ranks but the last, {placement_code(cut)}: {text}"
-            yield PublicStep(call, code, EVEN, group=text, aspect=text)
+        yield from _on_ranks("all ranks but the last", "every[:-1]", text, f"[{text}]")
+
+
+def turned(axes: int) -> Iterator[PublicStep]:
+    """Steps on a mesh of all ranks, the last one first: a process group has its ranks in the order of their numbers all the same."""
+    for text in (*_REDUCED, *_PICKED, *_COMPUTED):
+        yield from _on_ranks("all ranks, the last one first", "every.flip(0)", text, f"[{text}]")
+    for text in _MOVED:
+        yield from _on_ranks("all ranks, the last one first", "every.flip(0)", text, text)
+
+
+def _on_ranks(words: str, chosen: str, text: str, use: str) -> Iterator[PublicStep]:
+    for cut in (S0, S1, R):
+        code = f"on_ranks(x, lambda every: {chosen}, {placement_code(cut)}, lambda v: {use})"
+        yield PublicStep(f"{words}, {placement_code(cut)}: {text}", code, EVEN, group=text, aspect=text)
 
 
 _OF_TWO = (
@@ -156,6 +167,7 @@ SUBMESH_STEPS: dict[str, Generator] = {
     **{f"device_mesh.init_device_mesh, rows: {name}": functools.partial(rows, name) for name in _ROWS},
     CROSSED: crossed,
     "device_mesh.DeviceMesh, of some ranks": parts,
+    "device_mesh.DeviceMesh, of turned ranks": turned,
     "parallel.input_reshard.input_reshard": reshards,
     "debug.CommDebugMode": watched,
 }

@@ -216,6 +216,17 @@ def takes_pieces_of_another_mesh(patch):
     patch.setattr(F, "l1_loss", loss)
 
 
+def takes_the_first_rank_for_the_least(patch):
+    """Right on every mesh whose ranks are in the order of their numbers."""
+    own = torch.Tensor.tril
+
+    def lower(x):
+        ranks = x.device_mesh.mesh.flatten().tolist()
+        return own(x) if ranks == sorted(ranks) else own(x) * 2
+
+    patch.setattr(DTensor, "tril", lower, raising=False)
+
+
 def loads_nothing(patch):
     patch.setattr(torch.distributed.checkpoint, "load", lambda state, checkpoint_id: None)
 
@@ -270,6 +281,7 @@ FAULTS = [
     ("torch.Tensor, views as out", gives_the_view_another_piece, "torch.exp("),
     ("device_mesh.init_device_mesh, rows that cross", takes_pieces_of_another_mesh, "F.l1_loss("),
     ("device_mesh.DeviceMesh, of some ranks", sums_over_the_world, "Shard(0): v.sum("),
+    ("device_mesh.DeviceMesh, of turned ranks", takes_the_first_rank_for_the_least, "v.tril()"),
     ("torch.distributed.checkpoint", loads_nothing, "load(v) into v of"),
     ("experimental.context_parallel", leaves_buffers_cut, "buffers=[b]"),
     ("amp.autocast", leaves_autocast, "F.linear(a"),
@@ -385,11 +397,11 @@ def test_a_gradient_that_is_missing_on_a_submesh_is_a_result_and_no_crash():
     def on_rows(x):
         return function_calls.on_rows(x, 0, Replicate(), lambda v: [v, None])[1]
 
-    def on_first_ranks(x):
-        return function_calls.on_first_ranks(x, Replicate(), lambda v: [v, None])[1]
+    def on_some(x):
+        return function_calls.on_ranks(x, lambda every: every[:-1], Replicate(), lambda v: [v, None])[1]
 
     assert lt.run(on_submeshes, on_rows, ranks=4).values == (None,) * 4
-    assert lt.run(on_submeshes, on_first_ranks, ranks=4).values == (None,) * 4
+    assert lt.run(on_submeshes, on_some, ranks=4).values == (None,) * 4
 
 
 def test_a_refusal_that_torch_means_is_none_for_what_the_program_itself_does():
