@@ -1,8 +1,7 @@
 """What DTensor calls while a program runs, and the same program with one of these calls replaced by a right one.
 
 `traced` records every propagation, handler and redistribution of the ranks, and compares each redistribution with a plain
-one.  `op_replaced`, `rules_replaced`, `decomposition_replaced` and `redistribution_replaced` replace one part for a while.  A
-plain gather is `all_gather_object` on the groups of the mesh, so that programs run on rank threads or real processes.
+one.  `op_replaced`, `rules_replaced`, `decomposition_replaced` and `redistribution_replaced` replace one part for a while.
 
 | torch part (under torch.distributed.tensor)                              | read on     | run on |
 |---------------------------------------------------------------------------|-------------|--------|

@@ -303,7 +303,7 @@ def _permute_tensor(mode: Mode, original: Fn, *args: object, **kwargs: object) -
     return functional.all_to_all_single(x, got, sent, group, options.get("tag", ""))
 
 
-def _all_gather(mode: Mode, original: Fn, *args: object, **kwargs: object) -> Tensor:
+def _all_gather(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
     """Along a dim of another number, torch asks for the sizes of what was gathered: each kind of rank has its own."""
     options = bound_arguments(original, args, kwargs)
     x, dim, group = options["self"], options["gather_dim"], options["group"]
