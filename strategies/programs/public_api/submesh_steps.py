@@ -103,9 +103,15 @@ def parts(axes: int) -> Iterator[PublicStep]:
 def turned(axes: int) -> Iterator[PublicStep]:
     """Steps on a mesh of all ranks, the last one first: a process group has its ranks in the order of their numbers all the same."""
     for text in (*_REDUCED, *_PICKED, *_COMPUTED):
-        yield from _on_ranks("all ranks, the last one first", "every.flip(0)", text, f"[{text}]")
+        yield from _in_another_order(text, f"[{text}]")
     for text in _MOVED:
-        yield from _on_ranks("all ranks, the last one first", "every.flip(0)", text, text)
+        yield from _in_another_order(text, text)
+
+
+def _in_another_order(text: str, use: str) -> Iterator[PublicStep]:
+    """Steps without an aspect: what goes wrong in one of them does so by the order, whatever the function."""
+    for step in _on_ranks("all ranks, the last one first", "every.flip(0)", text, use):
+        yield replace(step, aspect="")
 
 
 def _on_ranks(words: str, chosen: str, text: str, use: str) -> Iterator[PublicStep]:
@@ -167,7 +173,7 @@ SUBMESH_STEPS: dict[str, Generator] = {
     **{f"device_mesh.init_device_mesh, rows: {name}": functools.partial(rows, name) for name in _ROWS},
     CROSSED: crossed,
     "device_mesh.DeviceMesh, of some ranks": parts,
-    "device_mesh.DeviceMesh, of turned ranks": turned,
+    "device_mesh.DeviceMesh, of ranks in another order": turned,
     "parallel.input_reshard.input_reshard": reshards,
     "debug.CommDebugMode": watched,
 }

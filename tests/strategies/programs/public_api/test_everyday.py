@@ -281,7 +281,7 @@ FAULTS = [
     ("torch.Tensor, views as out", gives_the_view_another_piece, "torch.exp("),
     ("device_mesh.init_device_mesh, rows that cross", takes_pieces_of_another_mesh, "F.l1_loss("),
     ("device_mesh.DeviceMesh, of some ranks", sums_over_the_world, "Shard(0): v.sum("),
-    ("device_mesh.DeviceMesh, of turned ranks", takes_the_first_rank_for_the_least, "v.tril()"),
+    ("device_mesh.DeviceMesh, of ranks in another order", takes_the_first_rank_for_the_least, "v.tril()"),
     ("torch.distributed.checkpoint", loads_nothing, "load(v) into v of"),
     ("experimental.context_parallel", leaves_buffers_cut, "buffers=[b]"),
     ("amp.autocast", leaves_autocast, "F.linear(a"),
