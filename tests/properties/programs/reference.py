@@ -6,6 +6,7 @@ that is wrong under any schedule.  So an injected fault is harmless exactly if t
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -99,8 +100,9 @@ class ReferenceRank:
         self.out: dict[int, list[Any]] = {}
         self.made: list[int] = []  # groups, in the order in which it made them
         self.launched = False  # whether it is inside a blocking call
-        # step in flight -> whether writing its input, reading its output is a race
+        # step in flight -> whether writing its input, reading its output is a race; in the order of their launches
         self.flying: dict[int, tuple[bool, bool]] = {}
+        self.steps: dict[int, model.Step] = {}  # those that were launched, by their id
 
     def fed(self, step: model.Step) -> Any:
         shape = step.brought(self.rank)
@@ -152,9 +154,12 @@ class ReferenceRun:
         return [(rank.acc, rank.out) for rank in self.ranks]
 
     def check_made(self, n: int) -> dict[int, tuple[int, ...]]:
-        """The members of the n-th group, by the ranks that have made it.  Raises `IllegalProgram` if they differ."""
+        """The members of the n-th group, by the ranks that have made it.  Raises `IllegalProgram` if they differ.
+
+        Groups of one rank each are not: none of them waits for another.
+        """
         made = {rank.rank: self.groups[rank.made[n]] for rank in self.ranks if n < len(rank.made)}
-        if len(set(made.values())) > 1:
+        if len(set(made.values())) > 1 and any(len(members) > 1 for members in made.values()):
             raise IllegalProgram("groups made in another order")
         return made
 
@@ -185,6 +190,7 @@ class ReferenceRun:
             case "wait":
                 if not self.over(rank, step):
                     return False
+                self.complete_before(rank, step)
                 rank.flying.pop(step.id, None)
             case "mix":
                 return self.mixed(rank, step)
@@ -196,6 +202,7 @@ class ReferenceRun:
 
     def launch(self, rank: ReferenceRank, step: model.Step) -> bool:
         if not rank.launched:
+            rank.steps[step.id] = step
             x = rank.fed(step)
             (self.post if step.kind in model.MESSAGES else self.join)(rank.rank, step, x)
             if step.style == "async":
@@ -206,7 +213,20 @@ class ReferenceRun:
                     takes or (step.kind not in model.IN_PLACE and self.size(step, rank.rank) > 0),
                 )
         rank.launched = step.blocks and not self.over(rank, step)
+        if step.blocks and not rank.launched:
+            self.complete_before(rank, step)
         return not rank.launched
+
+    def complete_before(self, rank: ReferenceRank, barrier: model.Step) -> None:
+        """What gloo's barrier waits for: the rank's earlier collectives of its group (torch, ProcessGroupGloo.cpp)."""
+        earlier = (
+            list(itertools.takewhile(lambda number: number != barrier.id, rank.flying))
+            if barrier.kind == "barrier"
+            else []
+        )
+        for number in earlier:
+            if rank.steps[number].group == barrier.group and rank.steps[number].kind not in model.MESSAGES:
+                del rank.flying[number]
 
     def size(self, step: model.Step, rank: int) -> int:
         rows, columns = step.shape
