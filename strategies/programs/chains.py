@@ -77,7 +77,7 @@ RESHAPED = (4, 4, 4)
 
 
 def reshape_programs(mesh: tuple[int, ...], *, seed: int) -> list[Program]:
-    """Every two reshapes, one after the other, of a tensor that each axis of the mesh shards along a dim of its own.
+    """Every two reshapes, one after the other, of a tensor that each axis of the mesh shards along a dim of its own, or two along one.
 
     One alone is a view of even shards.  It may leave a _StridedShard, whose rows do not lie together, and only the next one
     has to heed that.
@@ -89,7 +89,9 @@ def reshape_programs(mesh: tuple[int, ...], *, seed: int) -> list[Program]:
     for first in RESHAPES:
         outs = _results(first, sample.tensors)
         chains += [CHAIN_SIGN.join((first, second)) for second in RESHAPES if outs and _results(second, outs)]
-    layouts = [tuple(map(Shard, dims)) for dims in itertools.permutations(range(len(RESHAPED)), len(mesh))]
+    dims = range(len(RESHAPED))
+    cuts = itertools.product(dims, dims) if len(mesh) == 2 else itertools.permutations(dims, len(mesh))
+    layouts = [tuple(map(Shard, cut)) for cut in cuts]
     return [Program(sample, mesh, (layout,), chain, seed) for layout in layouts for chain in chains]
 
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import Partial
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import Layout, has_one_meaning
 from strategies.model.rule import PUBLIC, Call, Leaf, Program, Sample
@@ -46,6 +47,9 @@ MOST = 8
 """The largest number of programs of one public name on one mesh."""
 MOST_FURTHER, MOST_OPTIMIZER, MOST_OF_TORCH = 6, 2, 12
 """The same for further programs of a name that has others; of an optimizer, or of what only counts; of what tensors, functions and submeshes are used for."""
+IN_EACH_LAYOUT = ("torch.nn.functional", "torch.Tensor, functions", "torch.inference_mode")
+"""The beginnings of names whose functions are each tried in this many layouts on the first mesh: one may be wrong in one of them."""
+LAYOUTS = 6
 REPEATS = 2
 """How often one step is drawn for one mesh, at most: with other tensors and layouts."""
 SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -84,13 +88,16 @@ def _sample(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> Sample:
 
 def draw_public_programs(mesh: tuple[int, ...], *, seed: int, turn: int = 0) -> list[Program]:
     """Programs of every public name on this mesh, the same for a seed in any process.  `turn` counts the meshes."""
-    drawn = ((step, number) for name in STEPS for step, number in _some(name, mesh, seed, turn))
-    found = (_program(step, mesh, seed, number) for step, number in drawn)
+    drawn = (one for name in STEPS for one in _some(name, mesh, seed, turn))
+    found = (_program(step, mesh, seed, number, layout) for step, number, layout in drawn)
     return list(dict.fromkeys(program for program in found if program is not None))
 
 
-def _some(name: str, mesh: tuple[int, ...], seed: int, turn: int) -> Iterator[tuple[PublicStep, int]]:
-    """Some steps of a name, from where those of the mesh before end, each with the number of its draw; all groups in turn."""
+def _some(name: str, mesh: tuple[int, ...], seed: int, turn: int) -> Iterator[tuple[PublicStep, int, int | None]]:
+    """Some steps of a name, from where those of the mesh before end, each with the number of its draw; all groups in turn.
+
+    A third number is that of a layout, where each group is tried in each.
+    """
     groups: dict[str, list[PublicStep]] = {}
     for step in public_steps(name, len(mesh)):
         groups.setdefault(step.group, []).append(step)
@@ -103,7 +110,10 @@ def _some(name: str, mesh: tuple[int, ...], seed: int, turn: int) -> Iterator[tu
     steps = [step for row in rounds for step in row if step is not None]
     most = min(_most(name), REPEATS * len(steps))
     for i in range(turn * most, (turn + 1) * most):
-        yield steps[i % len(steps)], i
+        yield steps[i % len(steps)], i, None
+    if mesh == MESHES[0] and name.startswith(IN_EACH_LAYOUT):
+        for layout, group in itertools.product(range(LAYOUTS), order):
+            yield groups[group][layout % len(groups[group])], layout, layout
 
 
 def _is_of_torch(name: str) -> bool:
@@ -121,15 +131,21 @@ def _most(name: str) -> int:
     return MOST_FURTHER if name.startswith(OF_TORCH) or base_name(name) != name else MOST
 
 
-def _program(step: PublicStep, mesh: tuple[int, ...], seed: int, number: int) -> Program | None:
-    """The step on a tensor and a layout that it takes; None if none of the draws is one.  The tensor is the same on all meshes."""
+def _program(
+    step: PublicStep, mesh: tuple[int, ...], seed: int, number: int, chosen: int | None = None
+) -> Program | None:
+    """The step on a tensor and a layout that it takes; None if none of the draws is one.  The tensor is the same on all meshes.
+
+    The first draws have the layout of the number `chosen`, if there is one.
+    """
     tensors = random.Random(f"{seed} {number % REPEATS} {step.call}")
     layouts = random.Random(f"{seed} {number} {step.call} {mesh}")
-    for _ in range(TRIES):
+    for attempt in range(TRIES):
         shape = tensors.choice(SHAPES[step.takes])
         dtype = tensors.choice(DTYPES.get(step.takes, (torch.float64, torch.float32)))
         sample = _sample(step.takes, shape, dtype)
-        layout = _layout(sample.tensors[0], mesh, layouts)
+        one = chosen is not None and attempt < TRIES // 2
+        layout = (_layouts(sample.tensors[0])[chosen or 0],) if one else _layout(sample.tensors[0], mesh, layouts)
         given = (layout, *step.layouts)
         if step.fits(sample.tensors[0], layout) and all(has_one_meaning(p, shape, dtype, mesh) for p in given):
             return Program(sample, mesh, (layout,), PUBLIC + step.call, seed)
@@ -142,6 +158,12 @@ def _layout(x: Tensor, mesh: Sequence[int], rng: random.Random) -> Layout:
     partial = [p for p in every if isinstance(p, Partial)]
     others = [p for p in every if not isinstance(p, Partial)]
     return tuple(rng.choice([*others, *others, *rng.choices(partial, k=len(others))]) for _ in mesh)
+
+
+def _layouts(x: Tensor) -> list[Placement]:
+    """`LAYOUTS` placements on one axis: a pending sum, shards along each dim, and replicas, over again."""
+    every = [Partial("sum"), *map(Shard, reversed(range(x.ndim))), Replicate()]
+    return [every[i % len(every)] for i in range(LAYOUTS)]
 
 
 def _turns(meshes: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], int]]:

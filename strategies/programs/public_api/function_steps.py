@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,6 +127,13 @@ LAYERS = {
     ),
     "instance_norm": Use(
         IMAGES, "a", {}, {"momentum": ("0.5",), "eps": ("0.5",), "weight": (_ONES,), "bias": (_ONES,)}
+    ),
+    "instance_norm with running statistics": Use(
+        IMAGES,
+        "a, m.detach(), s.detach()",
+        {"m": _OF_C, "s": _BY_CLASS},
+        {"use_input_stats": FALSE, "momentum": ("0.5",), "eps": ("0.5",)},
+        "m.detach(), s.detach()",
     ),
     "local_response_norm": Use(IMAGES, "a, 3", {}, {"alpha": ("0.5",), "beta": ("0.5",), "k": ("2.0",)}),
     "batch_norm": Use(
@@ -268,9 +275,7 @@ def family(name: str, axes: int, kind: str = "flagged") -> Iterator[PublicStep]:
         one = key.partition(" ")[0]
         if kind == "across" and not use.others:  # one tensor has one mesh
             continue
-        if hasattr(functional, one) and not (
-            kind != "flagged" and "dropout" in one
-        ):  # each run draws other numbers there
+        if hasattr(functional, one):
             yield from function(key, use, kind)
 
 
@@ -283,6 +288,8 @@ def function(key: str, use: Use, kind: str = "flagged") -> Iterator[PublicStep]:
         combinations({n: v for n, v in use.flags.items() if kind != "across" or n == "reduction"})
     ):
         given: dict[str, Any] = {**needed, **{n: v for n, v in one.items() if not known or n in known}}
+        if "dropout" in name and _draws(name, given):
+            continue
         text = f"F.{name}({', '.join([use.first, *(f'{n}={v}' for n, v in given.items())])})"
         result = f"({text}, {use.also})" if use.also else text
         for cuts in _cuts(len(use.others)) if kind != "across" else [(0,) * len(use.others)]:
@@ -293,6 +300,12 @@ def function(key: str, use: Use, kind: str = "flagged") -> Iterator[PublicStep]:
             code = f"{kind}(x, lambda {', '.join(['a', *use.others])}: {result}, ({others}), {cuts}, {number})"
             where = " under torch.inference_mode()" if kind == "inferred" else ""
             yield PublicStep(f"{text}{where}{words}", code, use.kind, group=key, aspect=key)
+
+
+def _draws(name: str, given: Mapping[str, str]) -> bool:
+    """Whether a dropout with these flags draws numbers: DTensor promises no stream of them on a mesh of CPUs."""
+    training = inspect.signature(getattr(functional, name)).parameters["training"].default
+    return given.get("training", str(training)) == "True" and "p" not in given
 
 
 def _cuts(tensors: int) -> list[tuple[int | None, ...]]:
