@@ -119,6 +119,8 @@ class Program:
             return of_dtensors(name, x)
         if name in WRITES:
             target = x.clone() if second % 2 else x
+            # What torch reads while it writes there is refused, or depends on the order of the elements.
+            y = y if y is x else y.clone()
             WRITES[name](
                 target if self.uneven or detail == "world" else target[1],
                 y if detail == "world" or self.uneven else y[0],
