@@ -211,6 +211,7 @@ def in_batches(
 MEANT = (
     "not supported for tensor subclasses",
     "in-place operations that require placement changes are not supported",
+    "which requires redistribution. Please redistribute",
 )
 """Parts of errors by which torch says that it means to refuse what a program itself does with a tensor."""
 

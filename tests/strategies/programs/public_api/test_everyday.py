@@ -417,6 +417,11 @@ def test_a_refusal_that_torch_means_is_none_for_what_the_program_itself_does():
         program("x.tolist()"), "RuntimeError: .tolist() is not supported for tensor subclasses"
     )
     assert drawing.is_refused(program("x.tolist()"), "RuntimeError: another")
+    reshapes = (
+        "RuntimeError: This would reshape sharded dimension 0, which requires redistribution. Please redistribute it."
+    )
+    assert not drawing.is_refused(program("a.flatten() and its gradient"), reshapes)
+    assert drawing.is_refused(program("F.normalize(a, dim=-1)"), reshapes)
     assert not drawing.is_refused(program("x.tolist()"), "")
 
 
