@@ -344,6 +344,8 @@ def test_public_calls_and_redistributions_are_tried_on_each_mesh_whole_whichever
         chained.public_api, "try_public_programs", lambda meshes, **o: asked.append((meshes, o)) or (0, [])
     )
     monkeypatch.setattr(chained.redistributions, "draw_redistributions", lambda mesh, **_: moved.append(mesh) or [])
+    monkeypatch.setattr(chained.redistributions, "every_redistribution", lambda mesh, **_: [])
+    monkeypatch.setattr(chained, "reshape_programs", lambda mesh, **_: [])
     monkeypatch.setattr(chained.mesh_validation, "try_meshes", lambda *_, **__: [])
     samples = tuple(sample("clone.default", x) for x in (X, X + 1, INTEGERS, X + 2))
     validate_on_meshes(OverloadTask("aten.clone.default", samples, MESHES, 0, "meshes"), silent)
