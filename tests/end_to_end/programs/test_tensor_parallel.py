@@ -29,6 +29,7 @@ def kind_of(call):
     return call.kind.removesuffix("_coalesced")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(
     "program",

@@ -326,6 +326,7 @@ def on_each_rank(program, module):
     return found
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("first", range(0, len(STATEMENTS), AT_ONCE))
 def test_a_statement_is_that_of_each_rank_or_refused(programs, first):
     wrong = []

@@ -26,6 +26,7 @@ def first_of_two_senders(expected):
     assert firsts[0] in expected
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("program", IN_SOME_ORDERS, ids=lambda program: program.name)
 def test_a_race_of_some_orders_is_found_and_its_text_repeats_it(program):
     with pytest.raises(lt.errors.SymmetricRace) as found:

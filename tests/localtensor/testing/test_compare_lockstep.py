@@ -67,6 +67,7 @@ def other_seeds(model, mesh):
     torch.manual_seed(mesh.get_rank())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("parallelize", "mesh", "problem"),
     [

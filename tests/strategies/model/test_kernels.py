@@ -229,6 +229,7 @@ def test_results_come_home_with_their_strides_dtypes_and_identity():
             assert want.layout != torch.strided or got.stride() == want.stride()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("one", [
     sample("_softmax.default", numbers(4, 3), 0, False), sample("topk.default", numbers(4, 6), 2), sample("unbind.int", numbers(3, 4), 1),
     sample("_foreach_add.List", [numbers(4), numbers(2, 3)], [numbers(4), numbers(2, 3)]),

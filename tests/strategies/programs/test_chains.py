@@ -139,7 +139,8 @@ def test_a_reshape_that_is_wrong_for_what_another_leaves_is_found(monkeypatch):
     monkeypatch.setattr(
         DTensor, "unflatten", lambda x, *sizes: own(x, *sizes) * (2 if x.ndim == 1 else 1), raising=False
     )
-    found = [program for program, _ in wrong_chains(reshape_programs((2,), seed=0))]
+    programs = [p for p in reshape_programs((2,), seed=0) if p.then.startswith(("view |", "flatten |"))]
+    found = [program for program, _ in wrong_chains(programs)]
     assert {p.then for p in found} >= {"view | unflatten", "view | unflatten 0"}
     single = [p for p in follow_up_programs(sample("clone.default", numbers(4, 6)), [], (2,)) if p.then]
     assert not any(seen.wrong for seen in run_simulated_programs(single))

@@ -70,7 +70,7 @@ def validated(planted, op):
     return rules[0], rules[1] - rules[0]
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @FEW
 def test_the_probe_kills_a_mutant(planted, turn):
     op = one_of(planted, planted.MUTANTS, turn)

@@ -20,7 +20,7 @@ def test_a_planted_race_is_found_and_its_replay_line_fails_again(culprit, way):
     assert again == found.failure
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("culprit", CULPRITS, ids=lambda culprit: culprit.name)
 def test_nothing_is_said_about_the_right_twin(culprit):
     tried = 0

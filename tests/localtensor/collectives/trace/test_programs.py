@@ -134,6 +134,7 @@ HAND = {
 }  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module", "ignore:Full backward hook is firing")
 @pytest.mark.parametrize("program", [fsdp_and_tp, mixture_of_experts, by_hand, moves])
 def test_kinds_and_bytes_are_those_that_torchs_comm_debug_mode_sees(program):

@@ -134,6 +134,7 @@ def rows():
     return rank_map(lambda rank: torch.arange(6.0).view(3, 2) + rank)
 
 
+@pytest.mark.few(4)
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("function", OPERATORS)

@@ -88,6 +88,7 @@ def dropping(x):
     return nn.functional.dropout(x, 0.5) * x
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("function", [pointwise, communicating, with_a_module, dropping])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_compiled_function_has_the_values_and_gradients_of_the_function(mode, function, backend):
@@ -206,6 +207,7 @@ KINDS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.filterwarnings("ignore:.*torch.compile:UserWarning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_functions_of_many_kinds_are_compiled(mode, kind):
@@ -626,6 +628,7 @@ def frames(function, placement, dynamic, marked, rules=nullcontext, first=4):
     return counter.frame_count
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("dynamic", "marked"), [(None, False), (True, False), (None, True)])
 @pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1)], ids=str)
 @pytest.mark.parametrize("function", [pytest.param(f, marks=() if f == "sizes" else pytest.mark.slow) for f in SHAPED])

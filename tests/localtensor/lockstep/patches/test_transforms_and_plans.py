@@ -285,6 +285,7 @@ PROGRAMS = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_it_is_that_of_rank_threads(program):
     found = check_both_ways(program, RANKS)

@@ -43,6 +43,7 @@ def two_ways(model, mesh):
     return fully_shard(parallelize_module(model, mesh["tp"], PLAN), mesh=mesh["dp"])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("parallelize", "mesh"), [
     (replicated, {"dp": 2}),
     (lambda model, mesh: parallelize_module(model, mesh, PLAN), {"tp": 2}),
@@ -189,7 +190,7 @@ def test_layers_by_hand_need_no_annotation():
     assert done.layouts["gradient of 2.down.weight, step 1"] == "S(1)"
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("parallelize", "mesh", "at", "because"), [
     (lambda model, mesh: None, {"dp": 2}, "gradient of 2.down.bias", "an all_reduce of the gradient over dp is missing"),
     (by_hand(rows={"reduced": False}), {"tp": 2}, "output of 0.down", "an all_reduce over tp is missing"),

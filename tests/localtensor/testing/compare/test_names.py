@@ -142,6 +142,7 @@ def of_parameters(names):
     return [name for name in names if name.startswith(kinds) and "the output" not in name]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("groups", [HEADS, 1])
 @pytest.mark.parametrize("parallelize", [fused, fused_and_sharded])
 def test_a_fused_model_with_other_names_is_compared_whole(parallelize, groups):

@@ -428,6 +428,7 @@ rows = torch.randn(8, 4).chunk(mesh["dp"].size())[mesh["dp"].get_local_rank()]
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_reference_on_a_mesh_of_two_axes_is_put_together(script, ranks):
     done = compare_scripts(script(TWO_WAYS, ranks=ranks), script(TWO_WAYS, ranks=4))

@@ -78,6 +78,7 @@ def both(name, dtype, exact):
     return program(*parts).clone(), module(*parts).clone(), fused
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_fused_program_equals_the_plain_one_bit_for_bit_in_float64(name, ranks):

@@ -125,7 +125,7 @@ def test_the_function_that_gives_the_calls_counts_for_every_op_of_the_module(tmp
     check_choices(tmp_path, files, changes, reason, reason)
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("files", "changes", "scale", "shift"), [
     pytest.param(edit_styles.LOOP, {}, NO, NO, id="a loop"),
     pytest.param(edit_styles.LOOP, {RULES: [("return limit(x)", "return limit(x)[:1]")]}, NO, "its rule function `shift_rule` changed", id="a loop: one rule"),

@@ -124,7 +124,7 @@ WRONG = {
 """torch 2.13: they have findings on even shards, too."""
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", sorted(set(STEPS) - RAISE_ON_CPU - WRONG))
 def test_even_shards_of_two_ranks_are_right(name):
     """torch 2.13 refuses gradients of partial maxima, and of a Partial that comes in shards; those of other reductions are wrong."""

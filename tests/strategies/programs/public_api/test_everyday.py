@@ -292,7 +292,7 @@ FAULTS = [
 """For each kind of programs: a fault that is planted, and what the programs that find it have in their text."""
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "plant", "text"), FAULTS, ids=[f"{plant.__name__}, {name}" for name, plant, _ in FAULTS]
 )

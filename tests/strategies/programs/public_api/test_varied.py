@@ -240,7 +240,7 @@ FOUND_BY_OTHERS = (turns_the_strides, writes_to_the_pieces, writes_to_the_list_o
                    doubles_results, never_steps)  # fmt: skip
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "plant", "text"), FAULTS, ids=[name.replace(" ", "_") for name, *_ in FAULTS])
 def test_a_planted_fault_is_found_by_these_programs_and_not_by_those_of_the_name_alone(monkeypatch, name, plant, text):
     alone = base_name(name)
@@ -258,14 +258,17 @@ def test_a_planted_fault_is_found_by_these_programs_and_not_by_those_of_the_name
         assert plain == again
 
 
-@pytest.mark.parametrize("loss", [
-    "F.cross_entropy times a pending sum", "the gradient of F.cross_entropy", "F.nll_loss of log-probabilities",
-])  # fmt: skip
-def test_what_loss_parallel_gets_wrong_is_found(loss):
+def test_what_loss_parallel_gets_wrong_is_found():
     if torch.__version__.split(".")[:2] != ["2", "13"]:
         pytest.skip("other versions have other faults")
     found = found_by("parallel.loss_parallel, what is within", turns=8)
-    assert any(f", then {loss} of logits" in program and "differs" in why for program, why in found.items())
+    wrong = [program for program, why in found.items() if "differs" in why]
+    for loss in (
+        "F.cross_entropy times a pending sum",
+        "the gradient of F.cross_entropy",
+        "F.nll_loss of log-probabilities",
+    ):
+        assert any(f", then {loss} of logits" in program for program in wrong), loss
 
 
 def test_faults_of_unlike_aspects_are_not_one():

@@ -41,7 +41,7 @@ def thirds(rules):
 # -- right and wrong
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("op", "rule"), RIGHT)
 def test_a_right_rule_passes(op, rule):
     assert assert_rule(op, rule, max_examples=8) is None
