@@ -189,6 +189,7 @@ def test_any_bytes_are_no_journal(reader, tmp_path, data, after):
     assert READERS[reader](tmp_path / "j") == (0 if reader == "resume" and not (tmp_path / "j").stat().st_size else 2)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("reader", READERS)
 @law
 @given(rows=changed(JOURNAL))

@@ -183,7 +183,7 @@ def test_one_fault_is_reported_at_once_unless_the_twin_shows_it_to_be_harmless(c
     assert named >= ACCUSED * faulty, counted
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", PLANTS)
 def test_each_kind_of_fault_is_seen(name):
     """In one program that has something of everything, at every place where the fault can be; by default at some fifteen."""

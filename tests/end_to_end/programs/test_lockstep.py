@@ -108,7 +108,7 @@ CPU_KERNELS = {"context parallel", "context parallel, masked", "attention on sha
 MARKS = dict.fromkeys(SLOW, pytest.mark.slow) | dict.fromkeys(CPU_KERNELS, ON_CPU)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=MARKS.get(n, ())) for n in CLOSE])
 def test_close(name):
     program, *args = CLOSE[name]

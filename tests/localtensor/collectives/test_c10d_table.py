@@ -136,6 +136,7 @@ def fake_group():
     sys.excepthook = hook
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize("mode", [Ops, Functions, Counts])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_modes_see_what_they_see_on_a_real_backend(name, mode, fake_group):

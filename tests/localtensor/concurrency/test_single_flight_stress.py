@@ -10,6 +10,7 @@ from localtensor.concurrency.single_flight import SingleFlightCache
 from tests.tools.races import stress
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", stress.ROUNDS)
 def test_nothing_is_lost_nothing_is_computed_twice_and_all_come_to_an_end(name):
     check, make, _ = stress.ROUNDS[name]

@@ -118,6 +118,7 @@ def looking_for_the_end():
 PROGRAMS = [pool, idle_pools, queues, wide_messages, asleep_beside_a_pool, event_of_a_thread, looking_for_the_end]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("schedule", ["round_robin", "shuffled:1"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_it_ends_as_in_a_process(program, schedule):

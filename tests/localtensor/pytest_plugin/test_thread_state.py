@@ -186,6 +186,7 @@ def test_what_fails_in_a_subtest_or_a_cleanup_of_a_rank_fails(tried, on):
     assert on == "threads" or "contains 1 failed subtest" in result.text
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("on", ["threads", "gloo"])
 @pytest.mark.parametrize("first", [0, 1])
 def test_an_exception_that_no_xfail_expects_fails_whichever_rank_raises_it(tried, on, first):

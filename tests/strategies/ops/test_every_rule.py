@@ -28,7 +28,7 @@ def one_of_each_op():
     return list(plain.values())
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.filterwarnings("ignore")  # OpInfo calls what torch deprecates
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
 def test_no_rule_of_our_own_is_wrong(part, monkeypatch):

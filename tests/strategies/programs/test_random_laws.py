@@ -52,7 +52,7 @@ LAWFUL = [
 ]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "mesh"), LAWFUL, ids=str)
 def test_the_ops_of_torch_keep_all_laws(name, mesh):
     assert broken_laws(OPS[name], mesh, plants=False) == []

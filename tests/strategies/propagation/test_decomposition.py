@@ -96,6 +96,7 @@ def test_why_there_are_none(op, shapes, why):
         assert lines_of(op, *shapes) == why
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("op", ["twice", "rows_mean", "columns_mean", "flat", "two", "nested", "larger_where_long"])
 @pytest.mark.parametrize("sizes", MESHES[:2], ids=str)
 @pytest.mark.parametrize("shape", [(4, 3), (5, 2), (1, 6)], ids=str)

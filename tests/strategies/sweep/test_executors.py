@@ -48,7 +48,7 @@ def test_an_executor_gives_what_workers_of_our_own_give(made, monkeypatch):
     assert ticks == [2, 1]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow  # a task that is lost is tried without an executor, too
 def test_on_an_executor_too_what_is_made_of_a_lost_task_runs_in_its_place(monkeypatch):
     monkeypatch.setattr(executors, "BATCH", 2)
     lost = []

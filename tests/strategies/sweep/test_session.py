@@ -297,6 +297,7 @@ def test_a_run_leaves_no_process(folder):
     assert len(watch.seen - {os.getpid()}) >= 3  # one worker and two real ranks at the least
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("no_process_left")
 @pytest.mark.parametrize("phase", ["trying rules", "confirming on real processes"])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])

@@ -106,6 +106,7 @@ def test_a_run_that_was_cut_anywhere_goes_on_to_the_same_end(go, whole, tmp_path
         assert lines(path) == lines(whole[0]), rows
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("spoiled", [None, b"", b"{}\n"], ids=["gone", "empty", "no samples"])
 def test_without_the_samples_it_captures_them_again(spoiled, go, whole, tmp_path):
     copied(whole[0], tmp_path / "j", 6)
@@ -230,6 +231,7 @@ def odd(folder, name, body):
     return users.write(folder, name, text + 'op("odd", odd, (R, R), (S0, S0), (S1, S1))')
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("body", "error"), [
     ("time.sleep(60)", "no answer within 0.5 s on a rank's piece"),
     ("held = torch.ones(512 << 20, dtype=torch.uint8); time.sleep(60)", "it used more than {} MiB on a rank's piece"),

@@ -78,6 +78,7 @@ def test_the_probe_kills_a_mutant(planted, turn):
     assert suspects == {row for row, right in planted.rows_of(op).items() if not right}, planted.MUTANTS[op]
 
 
+@pytest.mark.few(4)
 @FEW
 def test_the_probe_finds_an_original_sound(planted, turn):
     op = one_of(planted, planted.ORIGINALS, turn)

@@ -18,6 +18,7 @@ def stopped(victim, strike, folder):
     return faults(left, strike, ()) + victim.whole(folder, left)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strike", [
     Strike(1), Strike(40), Strike(900, group=False), Strike(2500, number=signal.SIGTERM), Strike(9000, times=2),
 ], ids=str)  # fmt: skip

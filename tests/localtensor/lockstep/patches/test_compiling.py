@@ -536,6 +536,7 @@ def strided(x):
     return x * x.stride(0) + x.sum()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("leaf", [True, False])
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_is_compiled_with_its_strides(mode, view, leaf):

@@ -72,6 +72,7 @@ def test_each_rank_learns_what_it_learns_on_rank_threads(name):
     assert_both(lambda: facts(MADE[name]()), ranks=4)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", MADE)
 def test_tensors_lie_where_they_lie_on_rank_threads(name):
     def program():

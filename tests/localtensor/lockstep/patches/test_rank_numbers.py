@@ -142,6 +142,7 @@ RECORDERS = {
 }
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize("recorder", RECORDERS)
 @pytest.mark.parametrize("use", [use for use in [*USES, *REFUSED] if "mask" not in use])  # of sizes that no graph has
 def test_a_recorder_refuses_it_by_name_or_records_it_right(use, recorder):

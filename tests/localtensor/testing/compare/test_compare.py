@@ -215,6 +215,7 @@ def scaled_by(factor):
     return parallelize
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("factor", "because"), [
     (1.0, "2 times too large, the number of ranks along dp: summed and not averaged"),
     (0.25, "2 times too small, the number of ranks along dp: divided once too often"),

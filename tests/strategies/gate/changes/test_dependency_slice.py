@@ -134,7 +134,7 @@ def shift_rule(x):
 """)
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("files", "changes", "scale", "shift"), [
     pytest.param(PACKAGE, {TABLES: PACKAGE[TABLES] + "LIMITS['shift'] = 1\nLIMITS['shift'] = 2\n"}, NO, "line 5 of p/tables.py, on which its rule depends, changed", id="filled"),
     pytest.param({**PACKAGE, TABLES: "LIMITS = {}\nDIMS = [0]\nLIMITS['shift'] = 1\nLIMITS['shift'] = 2\n"},

@@ -31,7 +31,7 @@ def check_choices(folder, files, changes, scale, shift):
     assert [op.split(".")[1] for op in found.unchanged] == [op for op in ("scale", "shift") if op not in reasons]
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("changes", [
     pytest.param({}, id="nothing"),
     pytest.param({UTIL: [("def helper", "# helps\n\n\ndef helper")]}, id="a comment"),
@@ -63,7 +63,7 @@ def test_an_edit_that_changes_nothing_chooses_nothing(tmp_path, changes):
     check_choices(tmp_path, PACKAGE, changes, NO, NO)
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("changes", "scale", "shift"), [
     pytest.param({RULES: [("[whole, *helper(x)]", "[*helper(x), whole]")]}, "its rule function `scale_rule` changed", NO, id="a rule"),
     pytest.param({RULES: [("def scale_rule(x)", "def scale_rule(x, dim=0)")]}, "its rule function `scale_rule` changed", NO, id="a default"),

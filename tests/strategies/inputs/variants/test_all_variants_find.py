@@ -318,7 +318,7 @@ RIGHT: list[tuple[Sample, WrongRule]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("one", "rule"), RIGHT, ids=[f"{one.op}-{i}" for i, (one, _) in enumerate(RIGHT)])
 @pytest.mark.parametrize(("turns", "each"), [(1, 3), pytest.param(2, 4, marks=pytest.mark.slow)])
 def test_a_right_rule_stays_sound_in_every_form_and_for_all_values(one, rule, turns, each):

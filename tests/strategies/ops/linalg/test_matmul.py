@@ -78,6 +78,7 @@ def test_addmv_of_no_columns_has_no_line_where_its_shape_is_that_of_what_is_adde
     assert held.lines_of(RULES, sample("addmv.default", W[:1], A[:, :0], V[:0])) == set()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("op", ["aten.mm.default", "aten.addmm.default", "aten.addmv_.default", "aten.dot.out"])
 def test_no_line_of_a_product_is_wrong_before_the_judge(op):
     book = RuleRegistry.of(*RULES)

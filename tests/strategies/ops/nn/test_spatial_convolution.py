@@ -34,6 +34,7 @@ def lines(entry, sample):
     return list(entry.lines(query_of(sample.op, sample.call.args, {}, metas, sample.call(sample.tensors))))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("groups", [1, 2, 4])
@@ -42,6 +43,7 @@ def test_forward_is_right_by_every_line(bias, transposed, groups):
     assert not found.wrong and len(found.sound) >= 5
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("mask", [(True, True, True), (True, False, True), (False, True, False)])

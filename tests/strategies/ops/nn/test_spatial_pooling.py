@@ -41,6 +41,7 @@ FORWARD = [
 ]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("sample", FORWARD, ids=lambda sample: f"{sample.op} {sample.arguments()[0]}")
 def test_planes_go_by_themselves(sample):
     found = validate_rule(ENTRY[sample.op], ranks=(2, 3, 4), given=[sample])

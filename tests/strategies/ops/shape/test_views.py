@@ -86,6 +86,7 @@ LINES = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(24)
 @held.for_each_line_case(LINES)
 def test_a_view_has_just_these_lines_and_they_hold(one, texts):
     held.assert_lines(RULES, one, *texts)

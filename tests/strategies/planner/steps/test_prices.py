@@ -232,6 +232,7 @@ def test_what_costs_nothing_is_nothing_or_is_nothing_to_that_price(three, which)
     assert found.steps or lies_alike(one, other)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("sizes", "rows"), [((2, 2), 1), ((2, 2), 2), ((3, 2), 4), ((2, 2), 0)])
 def test_so_it_does_where_different_specs_lie_alike(sizes, rows):
     """All triples: what is as short as that may be told in several ways, and none of them may be dearer."""

@@ -144,6 +144,7 @@ def test_even_shards_of_two_ranks_are_right(name):
     assert left and wrong(left) == {}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
 def test_a_mesh_of_ranks_that_do_not_ascend_is_wrong_and_others_are_right(mesh):
     """torch 2.11 to 2.15: the groups of a mesh have their ranks in ascending order, coordinates are those of the mesh."""

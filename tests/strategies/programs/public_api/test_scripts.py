@@ -28,7 +28,7 @@ def ran():
 RAISE_ON_CPU = {"tensor.rand", "tensor.randn"}  # torch 2.13
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", sorted(set(STEPS) - RAISE_ON_CPU - TWO_AXES))
 def test_a_script_ends_as_the_simulated_run(ran, name):
     program = one_of_each(0)[name]

@@ -69,7 +69,7 @@ SHAPES = dict.fromkeys(("unflatten", "unflatten last", "two rows", "two columns"
 """Of steps that ask for an even size."""
 
 
-@pytest.mark.few(24)
+@pytest.mark.few(10)
 @pytest.mark.parametrize("then", [*follow_ups.RESULT_STEPS, *follow_ups.GRADS, "base", "only 0", "again(x0)"])
 def test_followers_of_a_right_rule_are_right_on_uneven_shards(then):
     one = sample("neg.default" if then != "grad twice" else "sin.default", numbers(*SHAPES.get(then, (5, 3))))

@@ -22,6 +22,7 @@ def held(x, text, mesh, **options):
     return local_inputs_of(on(sample("neg.default", x), text, mesh, **options))[0]
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2), (2, 3), (2, 2, 2)], ids=str)
 @pytest.mark.parametrize("placements", [
     (S0,), (S1,), (R, S0), (S0, S0), (S0, S1), (S0, R), (_StridedShard(0, split_factor=2), S0), (S1, R, S1),

@@ -149,6 +149,7 @@ def test_a_tensor_given_as_out_whose_shape_stays_as_it_was_is_the_fault_of_the_d
 
 
 @pytest.mark.skipif(torch.__version__.split(".")[:2] != ["2", "13"], reason="other versions refuse other calls")
+@pytest.mark.slow
 def test_of_two_parts_that_refuse_a_call_the_first_is_the_cause_and_the_second_is_named():
     """The gradient has a `cat` with plain zeros; without it, `tril_` has no rule."""
     found = caused_by(TWICE)

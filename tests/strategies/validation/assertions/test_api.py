@@ -54,6 +54,7 @@ def test_a_rule_that_is_right_of_some_calls_passes_on_those_alone(op, rule, wher
     assert wrong_of(op, rule).case.ranks == 2
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize(("op", "rule"), thirds(WRONG))
 def test_a_wrong_rule_is_found_and_each_way_to_repeat_it_does(op, rule):
     wrong = found_once(op, rule)
@@ -279,6 +280,7 @@ def test_what_is_no_placement_is_refused(rule):
         assert_rule("aten.neg.default", rule)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("op", "rule", "options", "says"), [
     ("aten.neg.default", "R, R -> R", {}, "its schema has no such number of tensors"),
     ("aten.neg.default", "S(7) -> S(7)", {}, "no tensor has the dims that the rule cuts"),
