@@ -89,6 +89,19 @@ FOUND = {
     "rows of an embedding, which the ranks share unevenly": Program(
         "three", "whole", (7, 4), ("S0",), "distributed", (("embedding", 0, ("R",), False, 1),), True
     ),
+    "shards of which some have as many rows as there are ranks, moved to another dim": Program(
+        "oblong",
+        "whole",
+        (5, 4, 4),
+        ("SS0,2", "S0"),
+        "alone",
+        (
+            ("redistribute", 0, ("R", "R"), False, 0),
+            ("matmul", 0, ("S1", "R"), False, 2),
+            ("where", 0, ("S1", "R"), False, 0),
+        ),
+        False,
+    ),
     "a number, partial": Program("grid", "whole", (), ("R", "R"), "alone", (("draw", 0, ("R", "R"), False, 0),), True),
 }
 

@@ -18,7 +18,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import torch._utils
 import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as with_gradients
 from torch import Tensor
@@ -33,7 +32,6 @@ from localtensor.lockstep.comms.collectives import stacked_value
 from localtensor.lockstep.comms.process_groups import Groups, LockstepGroup, resolve_group
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
-from localtensor.lockstep.patches.device_mesh import wait_for
 from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute, patch_distributed, refuse
 from localtensor.lockstep.values.local_tensor import Mode, wrap
 from localtensor.lockstep.values.partition import NOWHERE, Array
@@ -303,17 +301,6 @@ def _permute_tensor(mode: Mode, original: Fn, *args: object, **kwargs: object) -
     return functional.all_to_all_single(x, got, sent, group, options.get("tag", ""))
 
 
-def _all_gather(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
-    """Along a dim of another number, torch asks for the sizes of what was gathered: each kind of rank has its own."""
-    options = bound_arguments(original, args, kwargs)
-    x, dim, group = options["self"], options["gather_dim"], options["group"]
-    if dim == 0 or not is_rank_int(x.shape[0]):
-        return original(*args, **kwargs)
-    size = len(resolve_group(mode, group).family.groups[0])
-    found = wait_for(original(x, 0, group, options.get("tag", "")))
-    return torch._utils._maybe_view_chunk_cat(found, size, dim)
-
-
 def _find_group(mode: Mode, original: Fn, tag: str, ranks: list[int]) -> LockstepGroup:
     for group in mode.groups.by_name.values():
         if len(group.family.groups) == 1 and list(group.family.groups[0]) == list(ranks):
@@ -361,11 +348,6 @@ OTHER_PATCHES: list[tuple[Any, str, Callable[..., Any]]] = [
     (c10d.P2POp, "__init__", _p2p_op),
     (c10d, "_find_pg_by_ranks_and_tag", _find_group),
     (functional, "permute_tensor", _permute_tensor),
-    *(
-        (functional, name, _all_gather)
-        for name in ("all_gather_single", "all_gather_tensor")
-        if hasattr(functional, name)
-    ),
     (with_gradients._Gather, "forward", _forward_as_root),
     (with_gradients._Scatter, "forward", _forward_as_root),
     (with_gradients._Broadcast, "backward", _broadcast_backward),

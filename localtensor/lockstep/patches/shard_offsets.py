@@ -22,7 +22,7 @@ from localtensor.errors import NotTraceable
 from localtensor.layout.shards import chunk_bounds
 from localtensor.lockstep.comms.collectives import StackedValue, has_no_values, stacked_value
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
-from localtensor.lockstep.patches.device_mesh import Narrowing, for_each_rank_group, mesh_ranks
+from localtensor.lockstep.patches.device_mesh import Narrowing, for_each_rank_group, mesh_ranks, wait_for
 from localtensor.lockstep.values.formatting import user_place
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.partition import NOWHERE, Array, by_value, partition
@@ -218,9 +218,15 @@ def _pieces(
 
 
 def all_gather(x: Tensor, dim: int, group: tuple[DeviceMesh, int]) -> Any:
-    """torch's functional all_gather, under its name in this version."""
+    """torch's functional all_gather, under its name in this version.
+
+    Along a dim of another number than 0 torch asks for the sizes of what was gathered: each kind of rank has its own.
+    """
     one: Any = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor  # the name before 2.13
-    return one(x, dim, group)
+    if dim == 0 or not is_rank_int(x.shape[0]):
+        return one(x, dim, group)
+    mesh, axis = group
+    return torch._utils._maybe_view_chunk_cat(wait_for(one(x, 0, group)), mesh.size(axis), dim)
 
 
 def gather_uneven(mode: Mode, local: LocalTensor, dim: int, size: int, mesh: DeviceMesh, mesh_dim: int) -> LocalTensor:

@@ -53,18 +53,6 @@ def test_splits_may_differ_from_rank_to_rank():
     assert len(check_both_ways(program)._cells) == 4
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_tensors_of_two_groups_may_have_other_sizes_where_they_are_gathered(dim):
-    """torch looks whether one size is the number of ranks, which it is here on the first row of ranks alone."""
-
-    def program():
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-        x = here(lambda rank: torch.full((1 if rank < 2 else 3, 2), float(rank)))
-        return fc.all_gather_tensor(x, dim, mesh["b"]) * 1
-
-    assert len(check_both_ways(program)._cells) == 2
-
-
 def test_ints_that_differ_can_be_roots_only_where_they_mean_one_position():
     with LocalTensorMode(4):
         pairs = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])[0]
