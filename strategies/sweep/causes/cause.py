@@ -27,6 +27,7 @@ from strategies.programs.shrink.search import same_kind
 from strategies.sweep import aggregate
 from strategies.sweep.causes.attribution import (
     DISPATCHER,
+    NOT_SIMULATED,
     RAISES,
     REDISTRIBUTION,
     REFUSED,
@@ -105,10 +106,15 @@ def causes_of(begin: Line, lines: Sequence[Line], *, workers: int, progress: Pro
     with WorkerPool(workers) as pool:
         progress.phase("looking for causes", len(tasks))
         answers = pool.run(attribution, tasks, limit=SECONDS, tick=progress.tick)
-        found = [
-            a.value if isinstance(a, TaskDone) else Attribution(UNKNOWN, reason=t.reason)
-            for t, a in zip(tasks, answers, strict=True)
-        ]
+        found = [_attributed(task, answer) for task, answer in zip(tasks, answers, strict=True)]
+    # What ran before in a process may have left something there, by which a run is right: such findings have a process of their own.
+    again = [i for i, one in enumerate(found) if one.why == NOT_SIMULATED and tasks[i].candidates]
+    progress.phase("looking once more", len(again))
+    for i in again:
+        with WorkerPool(1) as alone:
+            (answer,) = alone.run(attribution, [tasks[i]], limit=SECONDS, tick=progress.tick)
+        found[i] = _attributed(tasks[i], answer)
+    with WorkerPool(workers) as pool:
         groups = grouped(zip((task.name for task in tasks), found, strict=True))
         todo = [CaseTask(key, tuple(starts(members)), tasks[0].home) for key, members in groups.items()]
         progress.phase("looking for ordinary cases", len(todo))
@@ -120,6 +126,10 @@ def causes_of(begin: Line, lines: Sequence[Line], *, workers: int, progress: Pro
         _cause(key, members, case, report.torch) for (key, members), case in zip(groups.items(), cases, strict=True)
     ]
     return report, sorted(made, key=lambda cause: cause.record.order)
+
+
+def _attributed(task: AttributionTask, answer: object) -> Attribution:
+    return answer.value if isinstance(answer, TaskDone) else Attribution(UNKNOWN, reason=task.reason)
 
 
 Members = list[tuple[str, Attribution]]
