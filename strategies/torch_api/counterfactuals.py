@@ -136,9 +136,7 @@ def traced() -> Iterator[Trace]:  # noqa: C901  # five short functions that shar
             except Exception:  # why: any error of the redistribution is recorded, and raised on
                 found.wrong.append(Transform(*names, tuple(ran), True))
                 raise
-        with contextlib.suppress(
-            *REJECTIONS, WrongPieces
-        ):  # a caller's pieces that do not fit, which DTensor may not look at
+        with contextlib.suppress(*REJECTIONS, WrongPieces):  # pieces of the caller's that do not fit
             right = redistributed(local, source, target)
             if right is not None and not _alike(out, right):
                 found.wrong.append(Transform(*names, tuple(ran), True))

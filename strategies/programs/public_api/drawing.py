@@ -48,8 +48,8 @@ MOST = 8
 MOST_FURTHER, MOST_OPTIMIZER, MOST_OF_TORCH = 6, 2, 12
 """The same for further programs of a name that has others; of an optimizer, or of what only counts; of what tensors, functions and submeshes are used for."""
 IN_EACH_LAYOUT = ("torch.nn.functional", "torch.Tensor, functions", "torch.inference_mode")
-"""The beginnings of names whose functions are each tried in this many layouts on the first mesh: one may be wrong in one of them."""
 LAYOUTS = 6
+"""The beginnings of names whose functions are each tried in this many layouts on the first mesh: one may be wrong in one of them."""
 REPEATS = 2
 """How often one step is drawn for one mesh, at most: with other tensors and layouts."""
 SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -144,8 +144,10 @@ def _program(
         shape = tensors.choice(SHAPES[step.takes])
         dtype = tensors.choice(DTYPES.get(step.takes, (torch.float64, torch.float32)))
         sample = _sample(step.takes, shape, dtype)
-        one = chosen is not None and attempt < TRIES // 2
-        layout = (_layouts(sample.tensors[0])[chosen or 0],) if one else _layout(sample.tensors[0], mesh, layouts)
+        if chosen is not None and attempt < TRIES // 2:
+            layout: Layout = (_layouts(sample.tensors[0])[chosen],)
+        else:
+            layout = _layout(sample.tensors[0], mesh, layouts)
         given = (layout, *step.layouts)
         if step.fits(sample.tensors[0], layout) and all(has_one_meaning(p, shape, dtype, mesh) for p in given):
             return Program(sample, mesh, (layout,), PUBLIC + step.call, seed)

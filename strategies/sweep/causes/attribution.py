@@ -80,7 +80,7 @@ FORMULA = "the plain tensor is made by a derivative formula of autograd, which i
 RAISES_IN = "it raises the error, and no replacement of one part reaches what is wrong"
 BEFORE_RULES = "the call is refused before DTensor looks for a rule"
 ANOTHER_FOLLOWS = "With {what} the error of one of them is gone, and another follows: {error}"
-INSTEAD = "With {what}, every rank refuses the call: {error}"
+INSTEAD = f"With {OP_BY_OP}, every rank refuses the call: "
 ALIASES = ("aten.alias.default", "aten.detach.default")
 """Ops that give their own tensor: replicas cure any program that begins with one, and new parts of a sum may do so by luck."""
 RULE, REDISTRIBUTION, DISPATCHER, UNKNOWN = "rule", "redistribution", "dispatcher", "unknown"
@@ -351,9 +351,9 @@ class Attributor:
             if self.cures(whole):
                 return Attribution(DECOMPOSITION, tracer_place(), step.op, detail, OP_BY_OP)
             trace, follows = self._traced(whole)
-            if fault_class(follows) == REFUSED != fault_class(self._first[1] if self._first else follows):
-                why = INSTEAD.format(what=OP_BY_OP, error=_error_text(follows))
-                return Attribution(DECOMPOSITION, tracer_place(), step.op, detail, why=why)
+            first = self._first or self._traced()
+            if fault_class(follows) == REFUSED != fault_class(first[1]):
+                return Attribution(DECOMPOSITION, tracer_place(), step.op, detail, why=INSTEAD + _error_text(follows))
             inner = self._op(trace.steps, whole)
             if inner is not None:
                 return replace(inner, fix=f"{OP_BY_OP}, and in it {inner.fix}")

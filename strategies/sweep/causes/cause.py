@@ -27,6 +27,7 @@ from strategies.programs.shrink.search import same_kind
 from strategies.sweep import aggregate
 from strategies.sweep.causes.attribution import (
     DISPATCHER,
+    INSTEAD,
     NOT_SIMULATED,
     RAISES,
     REDISTRIBUTION,
@@ -103,17 +104,7 @@ def is_fault(finding: Finding) -> bool:
 def causes_of(begin: Line, lines: Sequence[Line], *, workers: int, progress: Progress) -> tuple[Report, list[Cause]]:
     """The report on a journal's lines, and the causes of its findings, in their order."""
     report, tasks = attribution_tasks(begin, lines)
-    with WorkerPool(workers) as pool:
-        progress.phase("looking for causes", len(tasks))
-        answers = pool.run(attribution, tasks, limit=SECONDS, tick=progress.tick)
-        found = [_attributed(task, answer) for task, answer in zip(tasks, answers, strict=True)]
-    # What ran before in a process may have left something there, by which a run is right: such findings have a process of their own.
-    again = [i for i, one in enumerate(found) if one.why == NOT_SIMULATED and tasks[i].candidates]
-    progress.phase("looking once more", len(again))
-    for i in again:
-        with WorkerPool(1) as alone:
-            (answer,) = alone.run(attribution, [tasks[i]], limit=SECONDS, tick=progress.tick)
-        found[i] = _attributed(tasks[i], answer)
+    found = attributions(tasks, workers, progress)
     with WorkerPool(workers) as pool:
         groups = grouped(zip((task.name for task in tasks), found, strict=True))
         todo = [CaseTask(key, tuple(starts(members)), tasks[0].home) for key, members in groups.items()]
@@ -128,8 +119,30 @@ def causes_of(begin: Line, lines: Sequence[Line], *, workers: int, progress: Pro
     return report, sorted(made, key=lambda cause: cause.record.order)
 
 
-def _attributed(task: AttributionTask, answer: object) -> Attribution:
-    return answer.value if isinstance(answer, TaskDone) else Attribution(UNKNOWN, reason=task.reason)
+def attributions(tasks: Sequence[AttributionTask], workers: int, progress: Progress) -> list[Attribution]:
+    """The attribution of each finding.
+
+    What ran before in a process may have left something there, by which a run is right: a finding that no simulated run shows is
+    looked at once more, in a process of its own.
+    """
+    with WorkerPool(workers) as pool:
+        progress.phase("looking for causes", len(tasks))
+        found = _attributed(pool, tasks, progress)
+    again = [i for i, one in enumerate(found) if one.why == NOT_SIMULATED and tasks[i].candidates]
+    if again:
+        progress.phase("looking once more", len(again))
+    for i in again:
+        with WorkerPool(1) as pool:
+            (found[i],) = _attributed(pool, [tasks[i]], progress)
+    return found
+
+
+def _attributed(pool: WorkerPool, tasks: Sequence[AttributionTask], progress: Progress) -> list[Attribution]:
+    answers = pool.run(attribution, tasks, limit=SECONDS, tick=progress.tick)
+    return [
+        answer.value if isinstance(answer, TaskDone) else Attribution(UNKNOWN, reason=task.reason)
+        for task, answer in zip(tasks, answers, strict=True)
+    ]
 
 
 Members = list[tuple[str, Attribution]]
@@ -164,7 +177,7 @@ def cause_key(found: Attribution, name: str = "") -> Key:
     family = (
         family_of(found.op).removeprefix("prims.") if found.kind == RULE and _is_own_choice(found, gives, wrong) else ""
     )
-    if found.kind == DECOMPOSITION and found.why:
+    if found.why.startswith(INSTEAD):
         family = "refused op by op"
     return (found.kind, place, gives, wrong, family)
 

@@ -84,15 +84,15 @@ def test_a_move_on_a_submesh_is_compared_on_that_submesh(replaced):
     assert replaced or trace.wrong == []
 
 
-def held_of_any_size():
-    rank = dist.get_rank()
-    x = DTensor.from_local(torch.ones(2 - rank), init_device_mesh("cpu", (2,)), [Shard(0)], run_check=False)
+def replicas_of_unlike_sizes():
+    x = torch.ones(4 - 2 * dist.get_rank())
+    x = DTensor.from_local(x, init_device_mesh("cpu", (2,)), [Replicate()], run_check=False)
     return x.redistribute(placements=[Shard(0)]).to_local().tolist()
 
 
 def test_pieces_that_do_not_fit_their_placement_do_not_end_a_run_that_is_looked_at():
     with counterfactuals.traced():
-        assert lt.run(held_of_any_size, ranks=2).values == ([1, 1], [1])
+        assert lt.run(replicas_of_unlike_sizes, ranks=2).values == ([1, 1], [1])
 
 
 def test_an_op_replaced_is_right_and_keeps_its_placement():

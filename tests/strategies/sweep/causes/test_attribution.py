@@ -6,15 +6,18 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from strategies.base.progress import Progress
 from strategies.model.rule import PUBLIC, Call, Leaf, Program, Rule, Sample
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs.public_api.drawing import draw_public_programs
 from strategies.programs.public_api.table import public_steps
 from strategies.programs.run.verdict import Confirmation
 from strategies.sweep.causes import attribution as attribution_module
+from strategies.sweep.causes import cause as cause_module
 from strategies.sweep.causes.attribution import (
     BASE_REPLICATED,
     BEFORE_RULES,
+    BY_PIECES,
     DISPATCHER,
     FORMULA,
     IMPLICIT,
@@ -389,6 +392,29 @@ def test_tensors_on_submeshes_that_cross_are_the_fault_of_the_decomposition_that
     )
     assert "every rank refuses the call: RuntimeError: Cannot run an op on inputs with different meshes" in found.why
     assert fault_class(found.reason) == "values" and cause_key(found)[4] == "refused op by op"
+
+
+def test_a_decomposition_that_the_probe_found_wrong_is_not_said_to_be_refused_op_by_op():
+    found = Attribution(DECOMPOSITION, None, "aten.mse_loss.default", "S(0) -> S(0)", why=BY_PIECES, reason="differs")
+    assert cause_key(found)[4] == ""
+
+
+SEEN: list[str] = []
+"""The findings that this process has looked at."""
+
+
+def forgetful(task, note):
+    """Finds a cause only in a process that has looked at nothing else."""
+    SEEN.append(task.name)
+    found = len(SEEN) == 1 and task.name != "never"
+    return Attribution(RULE if found else UNKNOWN, why="" if found else NOT_SIMULATED)
+
+
+def test_a_finding_that_no_run_shows_is_looked_at_once_more_in_a_process_of_its_own(monkeypatch):
+    monkeypatch.setattr(cause_module, "attribution", forgetful)
+    tasks = [replace(task(CUMPROD, ""), name=name) for name in ("first", "second", "never")]
+    found = cause_module.attributions(tasks, 1, Progress())
+    assert [one.kind for one in found] == [RULE, RULE, UNKNOWN]
 
 
 def test_a_shape_that_the_pieces_do_not_have_is_a_fault_of_the_shape_though_torch_raises_nothing():
