@@ -105,6 +105,15 @@ def across(
     return [whole(v) for v in (outs if isinstance(outs, (tuple, list)) else [outs])]
 
 
+def of_parameters(given: Sequence[Any], use: Callable[[Any], Any]) -> list[Any]:
+    """What a use of parameters with these values gives, then the parameters and their gradients."""
+    parameters = [nn.Parameter(v.detach().clone()) for v in given]
+    for p in parameters:
+        p.grad = p.detach() * 2 + 1
+    out = use(parameters)
+    return [*([] if out is None else [out.detach()]), *(v for p in parameters for v in (p.detach(), p.grad))]
+
+
 def on_ranks(
     x: Any, chosen: Callable[[Tensor], Tensor], placement: Placement, use: Callable[[Any], Sequence[Any]]
 ) -> list[Any]:

@@ -127,13 +127,22 @@ _OF_TWO = (
     "torch.equal(a, b) * a", "torch.allclose(a, b) * a", "torch.cdist(a, b)", "torch.einsum('ij,ij->j', a, b)", "torch.kron(a, b)", "a[b[:, 0] > 0]",
 )  # fmt: skip
 
+_OF_PARAMETERS = (
+    "nn.utils.clip_grad_norm_(p, 1.0, foreach=False)", "nn.utils.clip_grad_norm_(p, 1.0, foreach=True)",
+    "nn.utils.clip_grad_value_(p, 0.5, foreach=True)", "nn.utils.get_total_norm([q.grad for q in p])",
+    "nn.utils.parameters_to_vector(p)", "torch.optim.SGD(p, lr=0.5, momentum=0.5, foreach=True).step()",
+    "torch.optim.AdamW(p, lr=0.5, foreach=True).step()", "torch.optim.AdamW(p, lr=0.5, fused=True).step()",
+)  # fmt: skip
+
 
 def crossed(axes: int) -> Iterator[PublicStep]:
     """Functions of tensors on two submeshes that cross: torch may refuse them, and may not mix up their pieces."""
     steps = [step for name in FAMILIES for step in family(name, axes, "across")]
-    for text in _OF_TWO:
+    uses = [(text, text) for text in _OF_TWO]
+    uses += [(f"{text}, p = a, b", f"of_parameters([a, b], lambda p: {text})") for text in _OF_PARAMETERS]
+    for text, use in uses:
         for cut in (0, 1, None):
-            code = f"across(x, lambda a, b: {text}, (eighths(x.shape, x),), ({cut},))"
+            code = f"across(x, lambda a, b: {use}, (eighths(x.shape, x),), ({cut},))"
             steps.append(PublicStep(f"{text}, b cut along {cut}", code, ROWS, group=text, aspect=text))
     for step in steps if axes == 2 else ():
         yield replace(step, call=f"{step.call}, on submeshes that cross")

@@ -529,6 +529,14 @@ def test_a_singularity_that_parts_meet_is_not_the_rules_fault(op):
     assert with_variants(one, text, "ties", "zeros", "holes", "cancelling", "negative").verdict is Verdict.SOUND
 
 
+def test_an_exponential_of_far_parts_that_overflows_is_not_the_rules_fault():
+    """exp of a sum is the product of exps; of 1000 and -999 it is infinity times zero."""
+    one = sample("exp.default", X)
+    names = ("holes", "infinity", "minus infinity", "cancelling", "ties", "zeros")
+    assert with_variants(one, "P(sum) -> P(product)", *names).verdict is Verdict.SOUND
+    assert with_variants(one, "P(sum) -> P(sum)", "cancelling").verdict is Verdict.UNSOUND
+
+
 def test_nan_that_parts_make_of_a_number_is_the_rules_fault():
     """0 times the logarithm of 0 is defined as 0, and the parts of 0 make inf - inf."""
     one = sample("special_xlog1py.default", X, X)
