@@ -129,7 +129,13 @@ def _sharing_function(
     alone: Callable[[], bool],
 ) -> Callable[[Any], Any]:
     def shareable(schema: "OpSchema") -> object:
+        noted = getattr(propagator.op_to_schema_info, "changed", {})
+        before = set(noted)
         answer = compute(schema)
+        # torch notes which arguments of a decomposed op belong to a key.  That follows from the op's schema, and is for all ranks: one without it
+        # would keep one result for all values of those arguments.
+        for op in noted.keys() - before:
+            del noted[op]
         try:
             _check_shareable(answer)
         except NotShareable:

@@ -75,6 +75,21 @@ def test_one_rank_computes_and_the_others_get_the_same_on_their_own_mesh():
     assert all(value[3] == 4 * sum(range(32)) for value in values)
 
 
+def two_permutations():
+    """A decomposed op with one list of dims, then another: an entry for the first must not serve the second."""
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    x = torch.arange(24.0).reshape(1, 2, 3, 4)
+    d = distribute_tensor(x, mesh, [Shard(1)])
+    found = [torch.permute_copy(d, dims) for dims in ((1, 2, 3, 0), (2, 1, 3, 0))]
+    return [(y.placements, tuple(y.shape)) for y in found], torch.equal(found[1].full_tensor(), x.permute(2, 1, 3, 0))
+
+
+def test_a_rank_that_did_not_compute_knows_which_arguments_belong_to_the_key():
+    values, asked = asked_of_torch(two_permutations, 2)
+    assert list(values) == [([((Shard(0),), (2, 3, 4, 1)), ((Shard(1),), (3, 2, 4, 1))], True)] * 2
+    assert asked.count("aten.permute_copy.default") == 2  # once for each list, for both ranks
+
+
 @pytest.mark.parametrize(("said", "share"), [("1", False), ("0", None)])
 def test_without_sharing_each_rank_computes_for_itself_and_gets_the_same(monkeypatch, said, share):
     monkeypatch.setenv("LOCALTENSOR_SHARE", said)

@@ -12,7 +12,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from localtensor.concurrency.single_flight import SingleFlightCache
 from localtensor.threads.state import shared_propagation
 
-TABLES = SimpleNamespace(op_single_dim_strategy_funcs={}, op_strategy_funcs={}, op_to_rules={})
+TABLES = SimpleNamespace(op_to_schema_info={}, op_single_dim_strategy_funcs={}, op_strategy_funcs={}, op_to_rules={})
 
 
 def mesh(*shape, names=None, device="cpu", here=True):
