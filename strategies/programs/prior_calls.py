@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.inputs.variants.undrawn import FIXED_VALUES, KEPT_ARGUMENTS
+from strategies.inputs.variants.undrawn import FIXED_VALUES, KEPT_ARGUMENTS, strings_of
 from strategies.model.arguments import (
     argument_kind,
     argument_values,
@@ -30,33 +30,42 @@ from strategies.model.oracle import mutates
 from strategies.model.rule import Program, Sample, dtype_class, overload, split_prior_call
 from strategies.programs.run.follow_ups import CHAIN_SIGN, STRIDES
 
-Metadata = tuple[tuple[torch.Size, torch.dtype] | None, ...]
-Strides = tuple[tuple[int, ...] | None, ...]
+Results = tuple[tuple[object, ...], tuple[object, ...], tuple[object, ...]]
+"""Of the results: shapes and dtypes, strides, values."""
 OPTIONS = ("ScalarType", "MemoryFormat")
 """Kinds of arguments that say how a result is held: an op that trusts its caller takes any of them."""
+CHOICES = ("int", "ints", "bool", "bools", "str")
+"""Kinds of arguments that select what is computed; other numbers are values to compute with."""
+LINES = 3
+"""The most layouts in which a call is tried after one that has other values alone."""
 
 
 def prior_call_programs(
     sample: Sample, inputs: Sequence[tuple[Placement, ...]], mesh: tuple[int, ...], seed: int
 ) -> list[Program]:
-    """The call after one with another value of an argument, for each argument that changes the metadata of the results.
+    """The call after one with another value of an argument, for each argument that changes the results.
 
     Where it changes strides alone, the program reads these: `strides | again(x0, ...)`.  `inputs` are the placements of the tensors along
-    the last axis, of which the first are taken; replicas where there are none.
+    the last axis, of which the first are taken; the first three where values alone change; replicas where there are none.
     """
-    taken = inputs[0] if inputs else (Replicate(),) * len(sample.tensors)
-    layouts = tuple((*(Replicate(),) * (len(mesh) - 1), p) for p in taken)
-    return [Program(one, mesh, layouts, then, seed) for one, then in _prior_calls(sample)]
+    lines = inputs or [(Replicate(),) * len(sample.tensors)]
+    layouts = [tuple((*(Replicate(),) * (len(mesh) - 1), p) for p in line) for line in lines[:LINES]]
+    return [
+        Program(one, mesh, layout, then, seed)
+        for one, then, lasting in _prior_calls(sample)
+        for layout in layouts[: 1 if lasting else LINES]
+    ]
 
 
-def _prior_calls(sample: Sample) -> Iterator[tuple[Sample, str]]:
+def _prior_calls(sample: Sample) -> Iterator[tuple[Sample, str, bool]]:
+    """The call, the steps, and whether shapes, dtypes or strides are others after the call before."""
     for a, schema in zip(schema_arguments(sample.op), overload(sample.op)._schema.arguments, strict=True):
         kind = argument_kind(schema)
         if a.name in KEPT_ARGUMENTS or schema.is_out or (trusts_caller(sample.op) and kind not in OPTIONS):
             continue
         one = _of_images(sample) if kind == "MemoryFormat" else sample
-        if then := _prior_call(one, a.name, kind):
-            yield one, then
+        if found := _prior_call(one, a.name, kind):
+            yield one, *found
 
 
 def _of_images(sample: Sample) -> Sample:
@@ -66,44 +75,58 @@ def _of_images(sample: Sample) -> Sample:
     return with_tensors(sample, made, "images")
 
 
-def _prior_call(sample: Sample, name: str, kind: str) -> str:
-    """The step of a call before with another value of that argument; "" if none changes the metadata."""
-    given, mine = argument_values(sample), _metadata(sample)
+def _prior_call(sample: Sample, name: str, kind: str) -> tuple[str, bool] | None:
+    """The step of a call before with another value of that argument; None if none changes the results."""
+    given, mine = argument_values(sample), _results(sample)
     if mine is None:
-        return ""
-    others = [call_with(sample, given | {name: value}, "") for value in _others(given.get(name), kind)]
-    found = [(other, _metadata(other)) for other in others]
-    for part, steps in ((0, ""), (1, f"{STRIDES}{CHAIN_SIGN}")):
+        return None
+    others = [call_with(sample, given | {name: value}, "") for value in _others(sample, name, kind)]
+    found = [(other, _results(other)) for other in others]
+    parts = (
+        (0, 1, 2) if kind in CHOICES and torch.Tag.nondeterministic_seeded not in overload(sample.op).tags else (0, 1)
+    )
+    for part in parts:
         for other, theirs in found:
             if theirs is not None and mine[part] != theirs[part]:
-                return steps + prior_call_text(other.call)
-    return ""
+                return (f"{STRIDES}{CHAIN_SIGN}" if part == 1 else "") + prior_call_text(other.call), part < 2
+    return None
 
 
-def _others(value: object, kind: str) -> tuple[Any, ...]:
+def _others(sample: Sample, name: str, kind: str) -> tuple[Any, ...]:
     """Other values of an argument of that kind."""
+    value = argument_values(sample).get(name)
     if isinstance(value, bool):
         return (not value,)
     if isinstance(value, int):
         return value + 1, value - 1, 1
-    if isinstance(value, (list, tuple)) and value and all(type(item) is int for item in value):
-        return tuple([*value[:i], item + 1, *value[i + 1 :]] for i, item in enumerate(value))
+    if isinstance(value, str):
+        return tuple(word for word in strings_of(sample, name) if word != value)
+    if isinstance(value, (list, tuple)) and value and kind in ("ints", "bools"):
+        return tuple(_other_lists([*value]))
     return tuple(FIXED_VALUES.get(kind, ())) if value is None or isinstance(value, torch.dtype) else ()
 
 
-def _metadata(sample: Sample) -> tuple[Metadata, Strides] | None:
-    """Shapes and dtypes of the results on whole tensors, and strides of dims of more than one element; None if the op refuses the call."""
+def _other_lists(items: list[int]) -> Iterator[list[int]]:
+    """Each number one more, or each flag turned; then two neighbours in the place of each other: a permutation stays one."""
+    for i, item in enumerate(items):
+        yield [*items[:i], not item if isinstance(item, bool) else item + 1, *items[i + 1 :]]
+    for i in range(len(items) - 1):
+        yield [*items[:i], items[i + 1], items[i], *items[i + 2 :]]
+
+
+def _results(sample: Sample) -> Results | None:
+    """What the op gives on whole tensors, with the strides of dims of more than one element; None if it refuses the call."""
     try:
         with torch.no_grad():
             _, outs = run_call(sample.call, [x.clone() for x in sample.tensors], mutates=mutates(sample.op))
     except REJECTIONS:
         return None
-    shapes = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else None for x in outs)
+    tensors = [x if isinstance(x, Tensor) else None for x in outs]
+    shapes = tuple(None if x is None else (x.shape, x.dtype) for x in tensors)
     steps = tuple(
-        tuple(s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1) if isinstance(x, Tensor) else None
-        for x in outs
+        None if x is None else tuple(s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1) for x in tensors
     )
-    return shapes, steps
+    return shapes, steps, tuple(None if x is None else str(x.tolist()) for x in tensors)
 
 
 def steps_alone(program: Program) -> str:

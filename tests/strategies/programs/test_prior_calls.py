@@ -22,8 +22,12 @@ def thens(one):
 
 
 @pytest.mark.parametrize(("one", "found"), [
-    (sample("topk.default", X, 3), ["again(x0, 4)", "again(x0, 3, 0)"]),
-    (sample("topk.default", X, 6), ["again(x0, 5)"]),
+    (sample("topk.default", X, 3), ["again(x0, 4)", "again(x0, 3, 0)", "again(x0, 3, -1, False)", "again(x0, 3, -1, True, False)"]),
+    (sample("topk.default", X, 6), ["again(x0, 5)", "again(x0, 6, -1, False)", "again(x0, 6, -1, True, False)"]),
+    (sample("permute_copy.default", X, [1, 0]), ["again(x0, [0, 1])"]),
+    (sample("flip.default", X, [0]), ["again(x0, [1])"]),
+    (sample("sum.dim_IntList", X, [0], True), ["again(x0, [1], True)", "again(x0, [0])", "again(x0, [0], True, dtype=torch.float32)"]),
+    (sample("dropout.default", X, 0.5, True), []),
     (sample("sum.dim_IntList", X, [0]), ["again(x0, [1])", "again(x0, [0], True)", "again(x0, [0], dtype=torch.float32)"]),
     (sample("add.Tensor", X, X), []),
     (sample("neg.default", X), []),
@@ -82,6 +86,25 @@ def test_an_argument_that_a_registration_does_not_name_is_found(named):
     assert [program.then for program in programs] == ["again(x0, 4)"]
     [found] = run_simulated_programs(programs)
     assert found.refused.startswith("WrongPieceShape") is not named
+
+
+def columns_alone(schema):
+    """Rows that are turned about must be whole."""
+    x, dim = schema.args_schema
+    spec = x.strategies[0].output_spec
+    taken = Replicate() if dim == 0 else Shard(0)
+    return one_line(DTensorSpec(spec.mesh, (taken,), tensor_meta=spec.tensor_meta))
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["forgotten", "named"])
+def test_an_argument_that_changes_values_alone_is_found_if_a_registration_does_not_name_it(named):
+    info = RuntimeSchemaInfo(1) if named else None
+    op = planted(f"turned_{named}", "Tensor x, int dim", lambda x, dim: x.flip(dim), columns_alone, info)
+    programs = prior_call_programs(sample(op, X, 0), [(Shard(1),), (Shard(0),), (Replicate(),), (Shard(1),)], (2,), 0)
+    assert [(program.then, program.inputs) for program in programs] == [
+        ("again(x0, 1)", ((placement,),)) for placement in (Shard(1), Shard(0), Replicate())
+    ]
+    assert [bool(found.wrong) for found in run_simulated_programs(programs)] == [not named] * 3
 
 
 def laid(x, memory_format=None):
