@@ -29,6 +29,7 @@ from strategies.programs.chains import (
     wrong_chains,
     wrong_redistributions,
 )
+from strategies.programs.composites import composite_programs, wrong_composites
 from strategies.programs.mesh_validation import Claimed, Found
 from strategies.programs.prior_calls import first_of_two_dims, prior_call_programs, steps_alone
 from strategies.programs.public_api import drawing as public_api
@@ -350,14 +351,15 @@ def _budgets(task: OverloadTask, number: int) -> tuple[int, int]:
 def _public(
     task: OverloadTask, number: int, mesh: tuple[int, ...], meshes: Sequence[tuple[int, ...]], note: Note
 ) -> tuple[list[str], Found]:
-    """The programs of DTensor's public calls, which are of no op in particular: a part with each sample of a copy."""
+    """The programs of public calls, and of ops that torch composes of others, which are of no op in particular: a part with each sample of a copy."""
     if task.op != redistributions.COPY:
         return [], []
     tried, began = _tried_on(task, mesh), _notes(task, number, mesh, note)
-    count, found = public_api.try_public_programs(
-        meshes, seed=task.seed, share=tried.index(number), shares=len(tried), began=began
-    )
-    return [PUBLIC] * count, found
+    share = {"share": tried.index(number), "shares": len(tried)}
+    count, found = public_api.try_public_programs(meshes, seed=task.seed, began=began, **share)
+    composites = composite_programs(mesh, seed=task.seed, **share) if task.kind == PAIRS else []
+    found += public_api.in_batches(composites, wrong_composites, began)
+    return [PUBLIC] * (count + len(composites)), found
 
 
 def _notes(task: OverloadTask, number: int, mesh: tuple[int, ...], note: Note) -> Callable[[int], None]:

@@ -151,6 +151,11 @@ def is_tensor_list(value: object) -> TypeGuard[Sequence[Leaf]]:
     return isinstance(value, (list, tuple)) and bool(value) and all(type(v) is Leaf for v in value)
 
 
+def is_composite(op: torch._ops.OpOverload) -> bool:
+    """Whether torch computes the op by other ops before DTensor is asked; False for an op of TorchScript alone."""
+    return torch._C._dispatch_has_kernel(op.name()) and op._can_decompose()
+
+
 def is_random(op: torch._ops.OpOverload) -> bool:
     """Whether DTensor synchronises the random state of ranks for this op."""
     return op in DTensor._op_dispatcher._random_ops

@@ -134,9 +134,11 @@ NOT_ASSEMBLED = "DTensor cannot assemble the result"
 def is_claimed(error: str) -> bool:
     """Whether DTensor raises this error for a call that a rule of it has claimed: it has a rule for each op in it.
 
-    DTensor raises NotImplementedError for an op without a rule, and the name of an op whose result has no known size.
+    DTensor raises NotImplementedError for an op without a rule, the name of an op whose result has no known size, and says that it does
+    not support as_strided.
     """
-    return not error.startswith("NotImplementedError") and not re.fullmatch(r"\w+: \w+\.\w+\.\w+", error)
+    unknown = error.startswith("NotImplementedError") or re.fullmatch(r"\w+: \w+\.\w+\.\w+", error)
+    return not unknown and "not supported with DTensor" not in error
 
 
 def with_refusal(candidate: Candidate, outcome: Confirmation, suspected: bool) -> Confirmation:
