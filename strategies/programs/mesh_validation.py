@@ -30,10 +30,10 @@ from strategies.programs.random_laws import wrong_program_candidate
 from strategies.programs.run.program_oracle import has_partial, oracle_of_program
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.step_functions import RINGS
-from strategies.programs.run.verdict import Confirmation
+from strategies.programs.run.verdict import Confirmation, is_claimed
 from strategies.torch_api.dtensor import registry_of, special_dispatch_reason
 from strategies.validation.difference import not_gathered
-from strategies.validation.finding import OverloadTask, TaskResult, keep_smallest
+from strategies.validation.finding import OverloadTask, TaskResult, keep_smallest, refusal_key, refused_program
 from strategies.validation.overload import KEPT_CANDIDATES, Note, Recorder
 from strategies.validation.probe import check_claims
 from strategies.validation.sources.dtensor import claims
@@ -41,9 +41,9 @@ from strategies.validation.sources.dtensor import claims
 Found = list[tuple[Program, Confirmation]]
 MESHES: tuple[tuple[int, ...], ...] = ((2, 2), (2, 3), (2, 2, 2))
 """The meshes on which every call is tried."""
-REDISTRIBUTED, FURTHER_SHARDED, HANDLED_SAMPLES = 8, 2, 3
+REDISTRIBUTED, FURTHER_SHARDED, HANDLED_TENSORS = 8, 2, 10
 """Programs of a sample with placements that no rule takes, at most, and those with a shard of another tensor than the first;
-samples of a class of dtypes of an op with a handler."""
+tensors in all samples of a class of dtypes of an op with a handler."""
 TIES = 8
 """How often two equal maxima are drawn for an op with a handler: one draw may have both on ranks where they do not matter."""
 Claimed = dict[int, list[Claim]]
@@ -251,8 +251,8 @@ def validate_handlers(task: OverloadTask, results: list[TaskResult], note: Note)
         return
     recorder, by_unit, seen = Recorder(task), {result.unit: result for result in results}, Counter[str]()
     for number, sample in enumerate(task.samples):
-        seen[dtype_class(sample)] += 1
-        for i in recorder.meshes(number)[:1] if seen[dtype_class(sample)] <= HANDLED_SAMPLES else ():
+        seen[dtype_class(sample)] += len(sample.tensors)
+        for i in recorder.meshes(number)[:1] if seen[dtype_class(sample)] <= HANDLED_TENSORS else ():
             note(task.step(number, i))
             result = by_unit.setdefault(unit := recorder.result_of(sample, task.meshes[i]).unit, TaskResult(unit))
             known = oracle_and_claims(sample, task.meshes[i], task.seed)
@@ -260,9 +260,15 @@ def validate_handlers(task: OverloadTask, results: list[TaskResult], note: Note)
                 continue  # the rules were tried on the sample, too, and say so
             tried = try_redistributed(sample, known[0], task.meshes[i], known[1], seed=task.seed)
             result.tried += len(tried)
-            for program, found in smallest_wrong_programs(tried):
-                candidate = wrong_program_candidate(program, found)
-                keep_smallest(result.suspects.setdefault(candidate.name, []), candidate, KEPT_CANDIDATES)
+            wrong = [wrong_program_candidate(program, found) for program, found in smallest_wrong_programs(tried)]
+            refused = [
+                refused_program(p, f.refused)
+                for p, f in tried
+                if f.refused and is_claimed(f.refused) and not has_partial(p)
+            ]
+            named = [(one.name, one) for one in wrong] + [(refusal_key(one), one) for one in refused]
+            for name, candidate in named:
+                keep_smallest(result.suspects.setdefault(name, []), candidate, KEPT_CANDIDATES)
     results[:] = [by_unit[unit] for unit in sorted(by_unit)]
 
 
