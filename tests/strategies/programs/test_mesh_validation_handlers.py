@@ -8,6 +8,7 @@ from torch.distributed.tensor.experimental import register_sharding
 from strategies.model.oracle import run_oracle
 from strategies.model.rule import WRITTEN_UNDECLARED, _written_unreturned
 from strategies.model.verdict import ALONE, PAIRS
+from strategies.programs import mesh_validation
 from strategies.programs.chained import validate_with_follow_ups
 from strategies.programs.mesh_validation import oracle_and_claims, try_redistributed, validate_handlers
 from strategies.validation.finding import OverloadTask
@@ -87,6 +88,32 @@ def test_a_handler_that_does_not_redistribute_is_found_and_one_that_does_is_righ
     validate_handlers(task(MOVING), results, lambda step: None)
     assert wrong(results)[-1:] == ([] if redistribute else ["planted.moving.default on (2,): S(1)"])
     assert sum(result.tried for result in results) >= 1
+
+
+@pytest.mark.parametrize(("kind", "found"), [(RuntimeError, 1), (NotImplementedError, 0)])
+def test_a_handler_that_every_rank_refuses_is_a_finding_unless_it_says_that_there_is_no_rule(monkeypatch, kind, found):
+    def refusing(op, args, kwargs):
+        if args[0].placements == (Shard(1),):
+            raise kind(f"{op} of columns")
+        return handled(redistribute=True)(op, args, kwargs)
+
+    monkeypatch.setitem(DISPATCHER._custom_op_handlers, torch.ops.planted.moving.default, refusing)
+    results = []
+    validate_handlers(task(MOVING), results, lambda step: None)
+    names = [name for result in results for name in result.suspects]
+    assert len(names) == found and all("every rank raises RuntimeError" in name for name in names)
+
+
+def test_calls_of_an_op_with_a_handler_are_tried_up_to_a_number_of_tensors(planted_handler, monkeypatch):
+    monkeypatch.setattr(mesh_validation, "HANDLED_TENSORS", 2)
+    planted_handler(torch.ops.planted.moving.default, True)
+    calls = tuple(planted("moving", numbers(4, 6, seed=seed)) for seed in range(3))
+    one, two, three = ([], [], [])
+    for results, many in ((one, 1), (two, 2), (three, 3)):
+        asked = OverloadTask(MOVING.op, calls[:many], ((2,),), 0, ALONE)
+        validate_handlers(asked, results, lambda step: None)
+    counts = [sum(result.tried for result in results) for results in (one, two, three)]
+    assert counts[0] < counts[1] == counts[2]
 
 
 def test_an_op_without_a_handler_is_tried_with_what_follows_it():
