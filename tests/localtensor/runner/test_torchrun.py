@@ -188,6 +188,11 @@ def test_a_rank_that_left_with_an_error_is_named_though_others_wait_for_it(scrip
     assert "rank 1 returned while rank 0 waits for it" in err and "rank 1 with exit code 4" in err
 
 
+def test_an_exception_is_shown_though_another_rank_had_left_with_an_error(script, capfd):
+    code, _, err = outcome(script(INIT + "if rank:\n    raise ValueError('of rank 1')\nsys.exit(4)\n"), capfd)
+    assert code and "ValueError: of rank 1" in err and "Traceback" in err
+
+
 @pytest.mark.parametrize("on", MOSTLY_THREADS)
 def test_a_module_runs_as_python_runs_it(on, script, capfd):
     Path("pack").mkdir()

@@ -65,6 +65,14 @@ def test_results_share_memory_with_nothing(whole, held, monkeypatch):
     assert all(cell.is_contiguous() for value in found for cell in value.cells)
 
 
+def test_what_ranks_outside_of_all_groups_keep_is_a_copy_too():
+    x = StackedValue((torch.randn(2, 3), torch.randn(2, 5)), partition([0, 1, 2, 3], [2, 2]))
+    y = collectives.broadcast(x, family_of_lists([[2, 3]], 4), root=0)
+    brought = {cell.untyped_storage().data_ptr() for cell in x.cells}
+    assert torch.equal(y.on(0), x.on(0)) and torch.equal(y.on(3), x.on(2)) and len(y.cells) == 2
+    assert not any(cell.untyped_storage().data_ptr() in brought for cell in y.cells)
+
+
 def test_two_shapes_in_two_groups_and_within_one():
     x = StackedValue((torch.ones(2, 3), torch.ones(2, 5)), partition([0, 2, 1, 3], [2, 2]))
     y = collectives.all_reduce(x, PAIRS, "sum")

@@ -7,7 +7,14 @@ from strategies.model.oracle import OracleResult, run_oracle
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.rank_run import ProgramRankResult
 from strategies.programs.run.real_run import run_simulated_programs
-from strategies.programs.run.verdict import confirmation_of, layout_or_none, program_rank_diagram, rank_diagram
+from strategies.programs.run.verdict import (
+    confirmation_of,
+    is_claimed,
+    layout_or_none,
+    program_rank_diagram,
+    raises,
+    rank_diagram,
+)
 from strategies.sweep.report.html_pictures import parse_picture
 from tests.strategies.cases import numbers, placements, probe, rule, sample
 from tests.strategies.programs_of import on
@@ -175,3 +182,21 @@ def test_a_diagram_has_what_the_steps_make_between_arguments_and_results():
     assert lines[4] == "  whole   [0.955336, -0.406147] of shape (2,)"
     arguments = [part for part in parse_picture("\n".join(lines)) if part.what == "gradient"]
     assert [(box.who, box.shape) for part in arguments for box in part.boxes] == [("whole", (2,))]
+
+
+@pytest.mark.parametrize(("reason", "loud"), [
+    ("rank 1 raises RuntimeError: no", True), ("DTensor refuses this call on every rank: oh", True), ("hangs: rank 0 waits", True),
+    ("stops: KindMismatch", True), ("rank 1 dies by a signal", True), ("no rank returns", True), ("DTensor cannot assemble the result", True),
+    ("rank 0: result gathered from R differs at [0]: got 1, expected 2", False), ("rank 0 holds shape (2,), R of (4,) is (4,)", False),
+    ("the result hangs by a thread", False),
+])  # fmt: skip
+def test_what_is_silent_is_what_no_rank_tells_of(reason, loud):
+    assert raises(reason) is loud
+
+
+@pytest.mark.parametrize(("error", "claimed"), [
+    ("RuntimeError: shape '[2]' is invalid", True), ("NotImplementedError: Operator aten.roll.default has no strategy", False),
+    ("RuntimeError: aten.nonzero.default", False), ("RuntimeError: as_strided not supported with DTensor", False),
+])  # fmt: skip
+def test_an_error_of_an_op_without_a_rule_is_no_refusal(error, claimed):
+    assert is_claimed(error) is claimed
