@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.mutants import rooms
+from tests.tools.mutants import modules
 from tests.tools.mutants.drawn import changed_lines
 from tests.tools.mutants.planted import PLANTED
 from tests.tools.mutants.values import Mutant, Planted
@@ -24,7 +24,9 @@ def spoilt(bug: Planted) -> str | None:
         ast.parse(bug.text())
     except (ValueError, SyntaxError) as wrong:
         return str(wrong)
-    missing = [test for test in bug.tests or rooms.tests_of(bug.path) if not (ROOT / test.partition("::")[0]).is_file()]
+    missing = [
+        test for test in bug.tests or modules.tests_of(bug.path) if not (ROOT / test.partition("::")[0]).is_file()
+    ]
     return f"{bug.path}: no such tests: {missing}" if missing else None
 
 
@@ -44,7 +46,7 @@ def test_a_bug_that_does_not_fit_is_reported():
 
 
 def test_each_room_has_tests():
-    assert [path for path in rooms.rooms([]) if not rooms.tests_of(path)] == []
+    assert [path for path in modules.modules([]) if not modules.tests_of(path)] == []
 
 
 @pytest.mark.slow  # it imports all that `make mutants` needs

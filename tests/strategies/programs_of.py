@@ -1,4 +1,4 @@
-"""Programs in few words, for the tests of the rooms that play them."""
+"""Programs in few words, for the tests of the modules that run them."""
 
 from __future__ import annotations
 

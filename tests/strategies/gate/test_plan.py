@@ -24,7 +24,7 @@ NONE = Baseline(Path("b.json"), "2.13.0", (), "text")
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verdict_cache, "tool_digest", lambda: "these rooms")
+    monkeypatch.setattr(verdict_cache, "tool_digest", lambda: "these modules")
 
 
 def found(name, body, start=0.0, dtypes=("float64",), **options):
@@ -51,7 +51,7 @@ def wrong(tmp_path_factory):
     """A cold run and a warm one, of a module with a wrong rule."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("wrong"))
-        patch.setattr(verdict_cache, "tool_digest", lambda: "these rooms")
+        patch.setattr(verdict_cache, "tool_digest", lambda: "these modules")
         cold = found("gate_wrong", WRONG, dtypes=())
 
         def never(*_):

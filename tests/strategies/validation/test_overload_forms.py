@@ -1,4 +1,4 @@
-"""Which other forms and other values of its samples a trial tries; the rest of the room is in test_trial."""
+"""Which other forms and other values of its samples a validation tries; what else it does is tested in test_overload.py."""
 
 from dataclasses import replace
 

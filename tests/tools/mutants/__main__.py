@@ -1,4 +1,4 @@
-"""`make mutants`: bugs are planted, by hand and by Cosmic Ray, and the tests of their rooms have to find them."""
+"""`make mutants`: bugs are planted, by hand and by Cosmic Ray, and the tests of their modules have to find them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tests.tools.command_line import parser_of
 from tests.tools.mutants.drawn import changed_lines, drawn
 from tests.tools.mutants.explained import explained
 from tests.tools.mutants.planted import PLANTED
-from tests.tools.mutants.rooms import rooms, tests_of
+from tests.tools.mutants.modules import modules, tests_of
 from tests.tools.mutants.trying import Trials, warm
 from tests.tools.mutants.values import ROOT, Mutant, Outcome, Planted
 
 EXAMPLES = """examples:
   python -m tests.tools.mutants --minutes 20                      those planted by hand, then drawn ones until the time is up
   python -m tests.tools.mutants --planted                         those planted by hand, all of them
-  python -m tests.tools.mutants localtensor.layout.shards --drawn 30     thirty drawn mutants of one room
-  python -m tests.tools.mutants strategies --drawn 100 --seed 7   a hundred others, over all rooms of a package
+  python -m tests.tools.mutants localtensor.layout.shards --drawn 30     thirty drawn mutants of one module
+  python -m tests.tools.mutants strategies --drawn 100 --seed 7   a hundred others, over all modules of a package
 
-Exit code 1 if a planted bug survives, or a drawn one that tests/tools/mutants/explained.py does not explain; 2 for a room that
+Exit code 1 if a planted bug survives, or a drawn one that tests/tools/mutants/explained.py does not explain; 2 for a module that
 does not exist; 3 if nothing was tried.
 """
 
@@ -33,7 +33,7 @@ does not exist; 3 if nothing was tried.
 def main() -> int:
     asked = _asked()
     try:
-        paths = rooms(asked.rooms)
+        paths = modules(asked.modules)
     except ValueError as wrong:
         print(f"python -m tests.tools.mutants: {wrong}", file=sys.stderr)
         return 2
@@ -89,12 +89,12 @@ def _ended(outcomes: list[Outcome]) -> int:
     if not outcomes:
         print("python -m tests.tools.mutants: nothing was tried", file=sys.stderr)
         return 3
-    by_room: dict[str, Counter[str]] = {}
+    by_module: dict[str, Counter[str]] = {}
     for outcome in outcomes:
-        room = "/".join(Path(outcome.mutant.path).parts[:-1])
-        by_room.setdefault(room, Counter())[outcome.end] += 1
-    for room, ends in sorted(by_room.items()):
-        print(f"{room}: " + ", ".join(f"{count} {end}" for end, count in sorted(ends.items())))
+        module = "/".join(Path(outcome.mutant.path).parts[:-1])
+        by_module.setdefault(module, Counter())[outcome.end] += 1
+    for module, ends in sorted(by_module.items()):
+        print(f"{module}: " + ", ".join(f"{count} {end}" for end, count in sorted(ends.items())))
     alive = [o for o in outcomes if not o.caught]
     unexplained = [o for o in alive if explained(o.mutant) is None]
     caught = len(outcomes) - len(alive)
@@ -117,7 +117,7 @@ def _record(outcome: Outcome) -> dict[str, object]:
 
 def _asked() -> argparse.Namespace:
     parser = parser_of("mutants", EXAMPLES)
-    parser.add_argument("rooms", nargs="*", help="files, folders or modules; all rooms by default")
+    parser.add_argument("modules", nargs="*", help="files, folders or modules; all modules by default")
     parser.add_argument("--planted", action="store_true", help="those planted by hand, and no others")
     parser.add_argument(
         "--drawn", type=int, default=0, metavar="N", help="so many drawn ones, and none planted by hand"

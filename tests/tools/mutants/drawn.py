@@ -1,4 +1,4 @@
-"""Mutants that nobody chose: Cosmic Ray's operators, drawn by a seed, one room after the other."""
+"""Mutants that nobody chose: Cosmic Ray's operators, drawn by a seed, one module after the other."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import random
 import warnings
 from collections.abc import Iterator
 
-from tests.tools.mutants.rooms import tests_of
+from tests.tools.mutants.modules import tests_of
 from tests.tools.mutants.values import ROOT, Mutant
 
 LEFT_OUT = ("core/VariableReplacer", "core/VariableInserter", "core/ExceptionReplacer")
 """The first two need arguments; the third swaps an exception for one that nothing raises, in places that only ever propagate it."""
 TRIES = 40
-"""Draws for one room before it is given up: most operators have nothing to change in a given file."""
+"""Draws for one module before it is given up: most operators have nothing to change in a given file."""
 
 
 def drawn(paths: list[str], seed: int) -> Iterator[Mutant]:
-    """One mutant of each room in turn, rooms in drawn order, without end; a mutant comes once."""
+    """One mutant of each module in turn, modules in drawn order, without end; a mutant comes once."""
     dice = random.Random(seed)
     paths = list(paths)
     dice.shuffle(paths)

@@ -1,4 +1,4 @@
-"""All bugs planted by hand, room by room: each is one that somebody could write, and that a user would meet."""
+"""All bugs planted by hand, module by module: each is one that somebody could write, and that a user would meet."""
 
 from __future__ import annotations
 

@@ -234,4 +234,4 @@ _GRAPHS = (
 )  # fmt: skip
 
 PLANTED: tuple[Planted, ...] = (*_COLLECTIVES, *_FOLDING, *_PLACEMENTS, *_CACHES, *_GRAPHS)
-"""Each is tried by the tests of its room, or by those named with it."""
+"""Each is tried by the tests of its module, or by those named with it."""

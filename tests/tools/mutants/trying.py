@@ -1,7 +1,7 @@
-"""Tries mutants: a copy of the tree, the changed file in it, and the tests of its room in a fork of this process.
+"""Tries mutants: a copy of the tree, the changed file in it, and the tests of its module in a fork of this process.
 
 torch and pytest are imported once, before the first fork, and nothing of ours is: so a trial costs the
-import of Hypothesis and of the rooms themselves, and every trial starts from the same clean process.
+import of Hypothesis and of the modules themselves, and every trial starts from the same clean process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.tools.mutants.values import ROOT, Mutant, Outcome
 PATIENCE = 20.0
 """Seconds that a trial may take beyond three times what its tests take without a mutant."""
 LONGEST = 240.0
-"""Seconds for tests without a mutant, before which a room is called untested."""
+"""Seconds for tests without a mutant, before which a module is called untested."""
 
 
 class Trials:
@@ -49,7 +49,7 @@ class Trials:
 
     def outcome(self, mutant: Mutant) -> Outcome:
         if not mutant.tests:
-            return Outcome(mutant, "untested", 0.0, "no test file names this room")
+            return Outcome(mutant, "untested", 0.0, "no test file names this module")
         code, seconds, summary = self.usual(mutant.tests)
         if code != 0:
             return Outcome(mutant, "red before", seconds, summary)

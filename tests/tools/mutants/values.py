@@ -1,4 +1,4 @@
-"""A mutant is one file with one thing changed; what became of it under the tests of its room."""
+"""A mutant is one file with one thing changed; what became of it under the tests of its module."""
 
 from __future__ import annotations
 

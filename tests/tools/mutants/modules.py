@@ -1,4 +1,4 @@
-"""Which test files belong to a room: those that bear its name; else those that name it most often."""
+"""Which test files belong to a module: those that bear its name; else those that name it most often."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.tools.mutants.values import ROOT
 
 MOST = 3
-"""A room that no test file is named after has the tests that name it most often, so many of them."""
+"""A module that no test file is named after has the tests that name it most often, so many of them."""
 SEEN_FROM = {
     "strategies/sweep/confirmation.py": "strategies/cli/test_validate_source",
     "strategies/validation/sources/module_samples.py": "strategies/validation/sources/test_local_map",
@@ -75,8 +75,8 @@ SEEN_FROM = {
         ),
         "test_select test_version_view test_normal_form test_name_resolution test_dependency_slice"),
 }  # fmt: skip
-"""Rooms that no test names, because they run in a process of their own or behind another room, or whose name is also
-another room's: the tests that reach them, below tests/; a plain name is that of a test in the mirror of its folder."""
+"""Modules that no test names, because they run in a process of their own or behind another module, or whose name is also
+another module's: the tests that reach them, below tests/; a plain name is that of a test in the mirror of its folder."""
 SLOW = (
     "tests/real",
     "tests/end_to_end/browser",
@@ -99,7 +99,7 @@ def test_files() -> dict[str, Counter[str]]:
 
 @cache
 def tests_of(path: str) -> tuple[str, ...]:
-    """The test files of a room, and the room itself where its docstrings have examples."""
+    """The test files of a module, and the module itself where its docstrings have examples."""
     module = Path(path)
     stem = module.stem.strip("_")
     own = [*_seen_from(path), *_mirrored(module.parent.as_posix(), stem)] or _naming(stem)
@@ -120,13 +120,13 @@ def _mirrored(folder: str, stem: str) -> list[str]:
 
 
 def _naming(stem: str) -> list[str]:
-    """The tests that name a room most often."""
+    """The tests that name a module most often."""
     counted = {name: words[stem] for name, words in test_files().items() if words[stem]}
     return sorted(counted, key=lambda name: -counted[name])[:MOST]
 
 
-def rooms(asked: list[str]) -> list[str]:
-    """The source files that were asked for, by path, by folder or by room; all of them if nothing was.
+def modules(asked: list[str]) -> list[str]:
+    """The source files that were asked for, by path, by folder or by module; all of them if nothing was.
 
     Raises ValueError for a name that is none.
     """
@@ -143,6 +143,8 @@ def rooms(asked: list[str]) -> list[str]:
         plain = name.removesuffix("/")
         found = [p for p in every if p == plain or p.startswith(plain + "/") or p[:-3].replace("/", ".") == plain]
         if not found:
-            raise ValueError(f"no room {name!r}: give a file, a folder, or a module such as localtensor.layout.shards")
+            raise ValueError(
+                f"no module {name!r}: give a file, a folder, or a module such as localtensor.layout.shards"
+            )
         chosen += found
     return chosen
