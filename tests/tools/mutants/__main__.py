@@ -14,8 +14,8 @@ from pathlib import Path
 from tests.tools.command_line import parser_of
 from tests.tools.mutants.drawn import changed_lines, drawn
 from tests.tools.mutants.explained import explained
-from tests.tools.mutants.planted import PLANTED
 from tests.tools.mutants.modules import modules, tests_of
+from tests.tools.mutants.planted import PLANTED
 from tests.tools.mutants.trying import Trials, warm
 from tests.tools.mutants.values import ROOT, Mutant, Outcome, Planted
 
