@@ -357,9 +357,11 @@ def _public(
     tried, began = _tried_on(task, mesh), _notes(task, number, mesh, note)
     share = {"share": tried.index(number), "shares": len(tried)}
     count, found = public_api.try_public_programs(meshes, seed=task.seed, began=began, **share)
-    composites = composite_programs(mesh, seed=task.seed, **share) if task.kind == PAIRS else []
-    found += public_api.in_batches(composites, wrong_composites, began)
-    return [PUBLIC] * (count + len(composites)), found
+    if task.kind == PAIRS:
+        composites = composite_programs(mesh, seed=task.seed, **share)
+        count += len(composites)
+        found += public_api.in_batches(composites, wrong_composites, began)
+    return [PUBLIC] * count, found
 
 
 def _notes(task: OverloadTask, number: int, mesh: tuple[int, ...], note: Note) -> Callable[[int], None]:
