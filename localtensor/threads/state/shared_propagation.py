@@ -128,14 +128,20 @@ def _sharing_function(
     known: SingleFlightCache[Any],
     alone: Callable[[], bool],
 ) -> Callable[[Any], Any]:
-    def shareable(schema: "OpSchema") -> object:
-        noted = getattr(propagator.op_to_schema_info, "changed", {})
+    def computed(schema: "OpSchema") -> Any:
+        table = propagator.op_to_schema_info
+        noted = getattr(table, "changed", {})
         before = set(noted)
         answer = compute(schema)
         # torch notes which arguments of a decomposed op belong to a key.  That follows from the op's schema, and is for all ranks: one without it
-        # would keep one result for all values of those arguments.
+        # would keep one result for all values of those arguments.  What a rank registers meanwhile, in its turn, has a rule and stays its own.
         for op in noted.keys() - before:
-            del noted[op]
+            if op in table and not any(_rules(propagator, op)):
+                del noted[op]
+        return answer
+
+    def shareable(schema: "OpSchema") -> object:
+        answer = computed(schema)
         try:
             _check_shareable(answer)
         except NotShareable:
@@ -144,12 +150,12 @@ def _sharing_function(
 
     def propagate(schema: "OpSchema") -> object:
         if alone():
-            return compute(schema)
+            return computed(schema)
         try:
             mesh, key = _mesh_and_key(propagator, schema)
             return _on_mesh(mesh, known.get(key, shareable, schema))
         except (NotShareable, Circular):
-            return compute(schema)
+            return computed(schema)
         except _OwnRankOnly as own:
             return own.answer
 
@@ -170,14 +176,22 @@ def _rules_and_settings(propagator: "ShardingPropagator", schema: "OpSchema") ->
     """What changes a result and is no argument: the rule itself, and torch's settings.  Raises `NotShareable`."""
     from localtensor.threads.state.propagation_settings import ambient_settings
 
-    tables = (propagator.op_single_dim_strategy_funcs, propagator.op_strategy_funcs, propagator.op_to_rules)
-    rules = [table.get(schema.op) for table in tables]
+    rules = _rules(propagator, schema.op)
     used = [rule for rule in rules if rule is not None]
     # An op without a rule is propagated by its decomposition, which may use any of torch's own ops.
-    used = used or [rule for table in tables for op, rule in table.items() if op.namespace in _TORCH_NAMESPACES]
+    used = used or [rule for t in _tables(propagator) for op, rule in t.items() if op.namespace in _TORCH_NAMESPACES]
     if not all(map(_is_torchs, used)):
         raise NotShareable
     return (*map(IdentityKey, rules), ambient_settings())
+
+
+def _tables(propagator: "ShardingPropagator") -> tuple[dict[Any, Any], ...]:
+    return propagator.op_single_dim_strategy_funcs, propagator.op_strategy_funcs, propagator.op_to_rules
+
+
+def _rules(propagator: "ShardingPropagator", op: "OpOverload") -> list[Any]:
+    """The rule of the op in each of the tables, or None."""
+    return [table.get(op) for table in _tables(propagator)]
 
 
 def _is_torchs(rule: object) -> bool:

@@ -90,6 +90,26 @@ def test_a_rank_that_did_not_compute_knows_which_arguments_belong_to_the_key():
     assert asked.count("aten.permute_copy.default") == 2  # once for each list, for both ranks
 
 
+def met_first_on_uneven_shards():
+    """Rank 0 meets the op on uneven shards, which each rank computes for itself; rank 1 only gets what rank 0 has computed."""
+    mesh = init_device_mesh("cpu", (2,))
+
+    def permuted(sizes, dims):
+        y = torch.permute_copy(distribute_tensor(torch.ones(sizes), mesh, [Shard(1)], src_data_rank=None), dims)
+        return y.placements, tuple(y.shape)
+
+    if torch.distributed.get_rank() == 0:
+        permuted((1, 3, 3, 4), (0, 1, 2, 3))
+        permuted((1, 2, 3, 4), (1, 2, 3, 0))
+    torch.distributed.barrier()
+    return [permuted((1, 2, 3, 4), dims) for dims in ((1, 2, 3, 0), (2, 1, 3, 0))]
+
+
+def test_what_a_rank_notes_while_it_computes_for_itself_is_for_the_others_too():
+    right = [((Shard(0),), (2, 3, 4, 1)), ((Shard(1),), (3, 2, 4, 1))]
+    assert list(lt.run(met_first_on_uneven_shards, ranks=2).values) == [right, right]
+
+
 @pytest.mark.parametrize(("said", "share"), [("1", False), ("0", None)])
 def test_without_sharing_each_rank_computes_for_itself_and_gets_the_same(monkeypatch, said, share):
     monkeypatch.setenv("LOCALTENSOR_SHARE", said)

@@ -159,3 +159,22 @@ def test_every_spec_of_an_answer_is_put_on_the_mesh_of_who_asks():
         return Answer([one, None, (one,)], Asked((one, [one, 2]), {"out": one}))
 
     assert shared_propagation._on_mesh("mine", on("another's")) == on("mine")
+
+
+def test_a_note_on_an_op_without_a_rule_is_for_all_ranks_and_one_on_an_op_with_a_rule_stays_a_ranks_own():
+    tables = SimpleNamespace(
+        op_to_schema_info=shared_propagation.RuleTable({}), op_single_dim_strategy_funcs={}, op_strategy_funcs={}, op_to_rules={}
+    )  # fmt: skip
+    register = tables.op_strategy_funcs.__setitem__
+
+    def compute(question):
+        tables.op_to_schema_info["decomposed"] = "noted by torch"
+        tables.op_to_schema_info["registered"] = "by another rank"
+        register("registered", len)
+        tables.op_to_schema_info.changed["swapped out"] = None
+        return Answer(None)
+
+    asked = shared_propagation._sharing_function(tables, compute, SingleFlightCache(name="test"), lambda: True)
+    assert asked(schema(EVEN)) == Answer(None)
+    assert set(tables.op_to_schema_info.changed) == {"registered", "swapped out"}
+    assert tables.op_to_schema_info["decomposed"] == "noted by torch"
