@@ -1,11 +1,10 @@
 """Functions that torch computes by other ops before DTensor is asked, such as `torch.matmul`, called as torch's OpInfo calls them.
 
-No rule is of them alone: what each op gives the next may be wrong, or refused.  They are run on the first mesh, forward and backward.
+DTensor has no rule for them: it sees the ops that they call, of which one may give the next what is wrong, or what it refuses.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,9 +18,10 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor._util import drawn_samples
 from localtensor.layout import is_inexact
 from strategies.inputs.opinfo_samples import database, evenly, opinfo_sizes, seed_all
+from strategies.inputs.typed_values import accepts
 from strategies.model.arguments import argument_kind
 from strategies.model.call_signature import diverse_subset
-from strategies.model.kernels import REJECTIONS, run_call
+from strategies.model.kernels import REJECTIONS
 from strategies.model.oracle import run_stable_oracle
 from strategies.model.rule import Program, Sample, call_of
 from strategies.programs.mesh_validation import one_sharded
@@ -36,7 +36,7 @@ GRADIENT = "grad"
 
 
 def composite_programs(mesh: tuple[int, ...], *, seed: int, share: int = 0, shares: int = 1) -> list[Program]:
-    """Calls of overloads for which DTensor has no rule and torch has others, in several layouts of their tensors.
+    """Calls of overloads that torch computes by others, in several layouts of their tensors on a mesh of one axis.
 
     Of `shares` equal parts of the OpInfos that of number `share` is used.
     """
@@ -47,7 +47,6 @@ def composite_programs(mesh: tuple[int, ...], *, seed: int, share: int = 0, shar
     ]
 
 
-@functools.lru_cache(4)
 def composite_samples(seed: int, share: int = 0, shares: int = 1) -> tuple[Sample, ...]:
     """Few different calls of each of these overloads, of float32 and even sizes."""
     registered = dtensor.registered_overloads()
@@ -75,7 +74,7 @@ def _calls(info: Any, ops: Sequence[torch._ops.OpOverload], seed: int) -> Iterat
         for op in ops:
             call, tensors = call_of(op, (one.input, *one.args), one.kwargs)
             sample = Sample(call, tuple(tensors), f"{info.formatted_name}, composite")
-            if _is_small(tensors) and _takes(op, (one.input, *one.args), one.kwargs) and _runs(sample):
+            if _is_small(tensors) and _takes(op, (one.input, *one.args), one.kwargs) and accepts(sample):
                 yield sample
                 break
 
@@ -87,14 +86,6 @@ def _takes(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, 
     return all(kinds.get(name) == "Tensor" for name, value in given.items() if isinstance(value, Tensor))
 
 
-def _runs(sample: Sample) -> bool:
-    try:
-        run_call(sample.call, sample.tensors, mutates=False)
-    except REJECTIONS:
-        return False
-    return True
-
-
 def _is_small(tensors: Sequence[Tensor]) -> bool:
     plain = all(x.layout == torch.strided and 0 < x.numel() <= MOST_NUMEL for x in tensors)
     return plain and any(x.ndim and is_inexact(x) for x in tensors)
@@ -102,16 +93,15 @@ def _is_small(tensors: Sequence[Tensor]) -> bool:
 
 def _layouts(sample: Sample, mesh: tuple[int, ...], seed: int) -> list[tuple[tuple[Placement, ...], ...]]:
     """All tensors whole; their first dims sharded; one of them sharded."""
-    rest = (Replicate(),) * (len(mesh) - 1)
-    rows = tuple((*rest, Shard(0) if x.ndim and len(x) >= mesh[-1] else Replicate()) for x in sample.tensors)
+    rows = tuple((Shard(0) if x.ndim and len(x) >= mesh[0] else Replicate(),) for x in sample.tensors)
     single = [program.inputs for program in one_sharded(sample, mesh, seed)]
-    return list(dict.fromkeys([((*rest, Replicate()),) * len(rows), rows, *single]))[:LAYOUTS]
+    return list(dict.fromkeys([((Replicate(),),) * len(rows), rows, *single]))[:LAYOUTS]
 
 
 def wrong_composites(programs: Sequence[Program]) -> list[tuple[Program, Confirmation]]:
     """The calls that are wrong or refused on simulated ranks, and the gradients of those that are right: one of each overload and failure."""
     played = _played(programs)
-    right = [p for p, found in played if not found.wrong and not found.refused and _is_differentiable(p.sample)]
+    right = [p for p, found in played if not found.wrong and not found.refused]
     played += _played([replace(p, then=GRADIENT) for p in right])
     made: dict[tuple[str, str, str], tuple[Program, Confirmation]] = {}
     for program, found in played:
@@ -123,7 +113,3 @@ def wrong_composites(programs: Sequence[Program]) -> list[tuple[Program, Confirm
 
 def _played(programs: Sequence[Program]) -> list[tuple[Program, Confirmation]]:
     return list(zip(programs, run_simulated_programs(programs), strict=True))
-
-
-def _is_differentiable(sample: Sample) -> bool:
-    return any(map(is_inexact, sample.tensors))

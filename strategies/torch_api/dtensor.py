@@ -17,6 +17,7 @@
 | _ops.single_dim_strategy._ShardingPlaceholder                   | 2.11 - 2.15    | 2.13   |
 | _ops.single_dim_strategy._SingleDimStrategyInfo, its fields     | by feature     | 2.14   |
 | device_mesh.DeviceMesh(_init_backend=False, _rank=r)            | 2.11 - 2.15    | 2.13   |
+| torch._C._dispatch_has_kernel, OpOverload._can_decompose        | 2.11 - 2.15    | 2.13   |
 
 `tests/strategies/torch_api/test_dtensor.py` checks each part by name.
 """

@@ -45,7 +45,7 @@ def test_a_bug_that_does_not_fit_is_reported():
     assert told == "localtensor/layout/spec.py: 'no such line' stands there 0 times, not once"
 
 
-def test_each_room_has_tests():
+def test_each_module_has_tests():
     assert [path for path in modules.modules([]) if not modules.tests_of(path)] == []
 
 

@@ -18,12 +18,13 @@ R, ROWS = Replicate(), Shard(0)
 
 @pytest.fixture
 def few_infos(monkeypatch):
-    """torch's OpInfos of four functions; one of them is an op of its own, one has a name that aten has not."""
-    found = [i for i in composites.database() if i.name in ("matmul", "tensor_split", "mul", "nn.functional.softmin")]
+    """torch's OpInfos of five functions: one is an op of its own, one is composite and has a rule, one has a name that aten has not."""
+    found = [
+        i
+        for i in composites.database()
+        if i.name in ("matmul", "tensor_split", "mul", "square", "nn.functional.softmin")
+    ]
     monkeypatch.setattr(composites, "database", lambda: found)
-    composite_samples.cache_clear()
-    yield found
-    composite_samples.cache_clear()
 
 
 def test_calls_are_of_overloads_that_torch_composes_and_that_have_no_rule(few_infos):

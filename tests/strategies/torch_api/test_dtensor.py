@@ -23,7 +23,7 @@ from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 
 X = numbers(4, 6)
-ROOM = Path(strategies.__file__).parent / "torch_api/dtensor.py"
+MODULE = Path(strategies.__file__).parent / "torch_api/dtensor.py"
 
 
 @pytest.fixture
@@ -112,8 +112,12 @@ PARTS = {
         "_ShardingPlaceholder": lambda: module("_ops.single_dim_strategy")._ShardingPlaceholder(0),
     },
     "device_mesh.DeviceMesh(_init_backend=False, _rank=r)": {"DeviceMesh's private arguments": meshes},
+    "torch._C._dispatch_has_kernel, OpOverload._can_decompose": {
+        "torch._C._dispatch_has_kernel": lambda: torch._C._dispatch_has_kernel("aten::matmul"),
+        "OpOverload._can_decompose": lambda: torch.ops.aten.matmul.default._can_decompose(),
+    },
 }  # fmt: skip
-"""Each row of the table at the head of the room, and how each part in it is reached."""
+"""Each row of the table at the head of the module, and how each part in it is reached."""
 BY_FEATURE = ("op_to_scalar_shape_adjuster", "squeeze_op_to_dims_variant")
 
 
@@ -134,9 +138,15 @@ def test_torch_still_has(name):
 
 
 def test_every_part_in_the_table_of_the_module_is_named_here():
-    table = ROOM.read_text().split('"""')[1].replace(",    |                |        |\n| use_val", ", use_val")
+    table = MODULE.read_text().split('"""')[1].replace(",    |                |        |\n| use_val", ", use_val")
     rows = [re.sub(r" +", " ", line.split("|")[1]).strip() for line in table.splitlines() if line.startswith("| ")]
     assert set(rows[1:]) == set(PARTS)
+
+
+@pytest.mark.parametrize(("op", "composite"), [("matmul.default", True), ("mm.default", False), ("acos.int", False)])
+def test_an_op_that_torch_computes_by_others_is_composite_and_one_of_torchscript_alone_is_not(dtensor, op, composite):
+    packet, name = op.split(".")
+    assert dtensor.is_composite(getattr(getattr(torch.ops.aten, packet), name)) is composite
 
 
 def test_a_part_that_went_is_named(monkeypatch):

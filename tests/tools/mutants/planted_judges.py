@@ -133,7 +133,7 @@ PLANTED: tuple[Planted, ...] = (
         "a finding is shown as large as it was met, though a smaller one was found"),
     bug("strategies/sweep/confirmation::rule_prefix", "program is None or program.then or program.flattened",
         "program is None or program.flattened",
-        "a pair of ops that goes wrong is put down to the first op's rule, and told to nobody",
+        "a pair of ops that goes wrong is put down to the first op's rule, and not reported",
         "tests/strategies/sweep/test_aggregate.py"),
     bug("strategies/ops/nn/losses::placement_of_reduction", '(Partial("avg"), "even")', '(Partial("avg"), "any")',
         "the mean of a loss over uneven pieces is the mean of their means"),

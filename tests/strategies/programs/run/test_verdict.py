@@ -184,14 +184,14 @@ def test_a_diagram_has_what_the_steps_make_between_arguments_and_results():
     assert [(box.who, box.shape) for part in arguments for box in part.boxes] == [("whole", (2,))]
 
 
-@pytest.mark.parametrize(("reason", "loud"), [
+@pytest.mark.parametrize(("reason", "raised"), [
     ("rank 1 raises RuntimeError: no", True), ("DTensor refuses this call on every rank: oh", True), ("hangs: rank 0 waits", True),
     ("stops: KindMismatch", True), ("rank 1 dies by a signal", True), ("no rank returns", True), ("DTensor cannot assemble the result", True),
     ("rank 0: result gathered from R differs at [0]: got 1, expected 2", False), ("rank 0 holds shape (2,), R of (4,) is (4,)", False),
     ("the result hangs by a thread", False),
 ])  # fmt: skip
-def test_what_is_silent_is_what_no_rank_tells_of(reason, loud):
-    assert raises(reason) is loud
+def test_an_error_a_hang_and_a_death_are_not_silent(reason, raised):
+    assert raises(reason) is raised
 
 
 @pytest.mark.parametrize(("error", "claimed"), [
