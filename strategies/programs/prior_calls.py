@@ -82,9 +82,8 @@ def _prior_call(sample: Sample, name: str, kind: str) -> tuple[str, bool] | None
         return None
     others = [call_with(sample, given | {name: value}, "") for value in _others(sample, name, kind)]
     found = [(other, _results(other)) for other in others]
-    parts = (
-        (0, 1, 2) if kind in CHOICES and torch.Tag.nondeterministic_seeded not in overload(sample.op).tags else (0, 1)
-    )
+    is_random = torch.Tag.nondeterministic_seeded in overload(sample.op).tags
+    parts = (0, 1, 2) if kind in CHOICES and not is_random else (0, 1)
     for part in parts:
         for other, theirs in found:
             if theirs is not None and mine[part] != theirs[part]:

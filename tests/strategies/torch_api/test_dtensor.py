@@ -114,7 +114,7 @@ PARTS = {
     "device_mesh.DeviceMesh(_init_backend=False, _rank=r)": {"DeviceMesh's private arguments": meshes},
     "torch._C._dispatch_has_kernel, OpOverload._can_decompose": {
         "torch._C._dispatch_has_kernel": lambda: torch._C._dispatch_has_kernel("aten::matmul"),
-        "OpOverload._can_decompose": lambda: torch.ops.aten.matmul.default._can_decompose(),
+        "OpOverload._can_decompose": lambda: torch.ops.aten.matmul.default._can_decompose,
     },
 }  # fmt: skip
 """Each row of the table at the head of the module, and how each part in it is reached."""
