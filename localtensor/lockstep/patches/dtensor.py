@@ -31,7 +31,7 @@ from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute
 from localtensor.lockstep.patches.shard_offsets import AnyShard, any_differs, own_chunk
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.partition import NOWHERE, Array, partition
-from localtensor.lockstep.values.rank_int import Int, is_rank_int, rank_int, rank_values
+from localtensor.lockstep.values.rank_int import Int, is_rank_int, on_rank, rank_int, rank_values
 
 
 def by_rank_group(place: int, name: str) -> Patch:
@@ -205,10 +205,16 @@ def _replicate(
 
 
 def _from_local(
-    mode: Mode, original: Fn, ctx: Any, local: Tensor, mesh: DeviceMesh, *args: object, **kwargs: object
+    mode: Mode, original: Fn, ctx: Any, local: Tensor, mesh: DeviceMesh, placements: object, check: bool, *given: Any
 ) -> object:
+    """Make a DTensor of local tensors; `given` are the shape, the strides and the placements of a gradient, in torch's order."""
     members = device_mesh.mesh_members(mode, mesh)
-    made = original(ctx, keep_ranks(mode, local, members), mesh, *args, **kwargs)
+    if len(given) > 1 and given[1] is not None and any_differs(*given[1]):
+        # Backward of `to_local`: torch multiplies the strides of each rank's own piece, so uneven shards give each rank others.
+        # A DTensor in lockstep has one stride for all ranks; that of the mesh's first rank is the one of the longest piece.
+        first = int(mesh.mesh.flatten()[0])
+        given = (given[0], tuple(on_rank(x, first) for x in given[1]), *given[2:])
+    made = original(ctx, keep_ranks(mode, local, members), mesh, placements, check, *given)
     if members is not None:
         made._local_tensor.shape_elsewhere = (0,)
     return made
