@@ -152,31 +152,38 @@ def misfit(value: object, shape: Shape, where: str = "it") -> str:
     >>> misfit({"ranks": [2, "3"]}, {"ranks": [int]}), misfit({"ranks": [2]}, {"ranks": [int]})
     ("it.ranks[1] is '3'", '')
     """
-    problems: Iterable[str]
-    if isinstance(shape, Either):
-        problems = [misfit(value, each, where) for each in shape]
-        return "" if "" in problems else problems[0]
-    wrong = f"{where} is {_shown(value)}"
+    found = _misfit(value, shape)
+    return "" if found is None else f"{where}{''.join(reversed(found[0]))} is {_shown(found[1])}"
+
+
+def _misfit(value: object, shape: Shape) -> tuple[list[str], object] | None:
+    """The path to the first value of another shape, its last part first, and that value; None if all fit."""
     if isinstance(shape, type):
         kinds = (int, float) if shape is float else shape
         fits = isinstance(value, kinds) and (shape in (bool, object) or not isinstance(value, bool))
-        return "" if fits and not (isinstance(value, int) and abs(value) >= 1 << 63) else wrong
+        return None if fits and not (isinstance(value, int) and abs(value) >= 1 << 63) else ([], value)
     if isinstance(shape, frozenset):
-        return "" if isinstance(value, str) and value in shape else wrong
+        return None if isinstance(value, str) and value in shape else ([], value)
+    if isinstance(shape, Either):
+        tried = [_misfit(value, each) for each in shape]
+        return None if None in tried else tried[0]
+    inner: Iterable[tuple[Any, object, Shape]]
     if isinstance(shape, dict):
         if not isinstance(value, dict):
-            return wrong
+            return [], value
         every = shape.get(str)
         names = value if every is not None else shape.keys() & value.keys()
-        problems = (
-            misfit(value[name], every if every is not None else shape[name], f"{where}.{name}") for name in names
-        )
+        inner = ((name, value[name], every if every is not None else shape[name]) for name in names)
     else:
         if not isinstance(value, list) or (isinstance(shape, tuple) and len(value) != len(shape)):
-            return wrong
-        shapes = shape if isinstance(shape, tuple) else shape * len(value)
-        problems = (misfit(one, each, f"{where}[{n}]") for n, (one, each) in enumerate(zip(value, shapes, strict=True)))
-    return next(filter(None, problems), "")
+            return [], value
+        inner = zip(range(len(value)), value, shape if isinstance(shape, tuple) else shape * len(value), strict=True)
+    for name, one, form in inner:
+        found = _misfit(one, form)
+        if found is not None:
+            found[0].append(f"[{name}]" if isinstance(value, list) else f".{name}")
+            return found
+    return None
 
 
 def _shown(value: object) -> str:

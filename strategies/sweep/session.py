@@ -11,7 +11,6 @@ import functools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 
 from localtensor.errors import LocalTensorError, WrongType
@@ -30,7 +29,7 @@ from strategies.base.progress import Progress
 from strategies.base.worker_pool import TIMED_OUT, TaskAnswer, TaskDone, TaskFailed, TaskLost, Workers
 from strategies.inputs import gathering
 from strategies.inputs.gathering import SamplesByOp, gather_samples, overloads_of_rules
-from strategies.inputs.variants.all_variants import followed_samples, mesh_samples
+from strategies.inputs.variants.all_variants import samples_for
 from strategies.model.kernels import kernels_on, run_in_batches
 from strategies.model.rule import Sample, dtype_class
 from strategies.model.settings import DEFAULT_DTYPES, Settings, rules_module
@@ -59,8 +58,6 @@ KEPT_CASES = 3
 """Cases of one suspected rule that are run on real processes, over all units."""
 SHRINK_SECONDS = 60.0
 """Time limit in seconds for shrinking one finding; after it the finding stays as it is."""
-FOLLOWED_SAMPLES = {PAIRS: {"real": 5, "integer": 1, "complex": 1}, MESHES: {"real": 3, "integer": 1}}
-"""Samples of one overload and class of dtypes that are tried with what follows them, and on several axes."""
 _VALIDATORS = {ALONE: validate_overload, PAIRS: validate_with_follow_ups, MESHES: validate_on_meshes}
 
 
@@ -167,11 +164,12 @@ def validate(settings: Settings, progress: Progress | None = None) -> Report:
     progress = progress or Progress()
     with open_journal(settings.journal, resume=settings.resume) as journal:
         try:
-            seconds = run_validation(settings, journal, progress)
+            work = _Validation(settings, journal, progress)
+            work.do()
         except LocalTensorError:
             journal.drop()
             raise
-        return aggregate.report(journal.begun or {}, journal.lines, seconds)
+        return work.report()
 
 
 def run_validation(settings: Settings, journal: Journal, progress: Progress) -> Sequence[tuple[str, float]]:
@@ -179,9 +177,7 @@ def run_validation(settings: Settings, journal: Journal, progress: Progress) -> 
 
     Returns the seconds of each phase.  Raises as `validate`.
     """
-    dynamo = without_dynamo(many=settings.everything)
-    with dynamo, without_stacks(), plain_instance_checks(), faster_propagation(), cached_traces():  # workers keep them
-        return _Validation(settings, journal, progress).run_phases()
+    return _Validation(settings, journal, progress).do()
 
 
 class _Validation:
@@ -190,23 +186,36 @@ class _Validation:
     def __init__(self, settings: Settings, journal: Journal, progress: Progress) -> None:
         self.settings, self.journal, self.progress = settings, journal, progress
         self.seconds: list[tuple[str, float]] = []
+        self.before: tuple[int, Report] | None = None
         if journal.cut:
             progress.say(journal.cut)
         if journal.begun is not None and journal.path is not None:
             try:  # before any work: all lines are read again when there are results
-                aggregate.report(journal.begun, journal.lines)
+                self.before = len(journal.lines), aggregate.report(journal.begun, journal.lines)
             except FOREIGN_LINE_ERRORS as error:
                 raise foreign_line_error(journal.path, error, WRITES) from None
         self.done = {read_unit(line["unit"]) for line in lines_of_kind(journal.lines, "unit")}
 
-    @contextmanager
+    def do(self) -> Sequence[tuple[str, float]]:
+        """The seconds of each phase."""
+        dynamo = without_dynamo(many=self.settings.everything)
+        # Workers keep these, too.
+        with dynamo, without_stacks(), plain_instance_checks(), faster_propagation(), cached_traces():
+            return self._run_phases()
+
+    def report(self) -> Report:
+        """The report on all lines; that of the resumed journal where nothing was left to do."""
+        if self.before and self.before[0] == len(self.journal.lines):
+            return replace(self.before[1], seconds=tuple(self.seconds))
+        return aggregate.report(self.journal.begun or {}, self.journal.lines, self.seconds)
+
+    @contextlib.contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
         self.seconds.append((phase, round(time.perf_counter() - start, 2)))
 
-    def run_phases(self) -> Sequence[tuple[str, float]]:
-        """The seconds that each phase took."""
+    def _run_phases(self) -> Sequence[tuple[str, float]]:
         settings = self.settings
         with self._timed("imports"):
             self.source = source_of_rules(settings.source, settings.rules, settings.folder)
@@ -326,7 +335,7 @@ class _Validation:
             kinds.setdefault(kind, []).append(mesh)
         return [
             OverloadTask(
-                op, _samples_for(kind, found, settings.seed), tuple(meshes), settings.seed, kind,
+                op, samples_for(kind, found, settings.seed), tuple(meshes), settings.seed, kind,
                 settings.search and kind == ALONE, home=self.home, why=why, until=settings.until,
                 further=settings.dtypes == DEFAULT_DTYPES, source=settings.source, device=settings.device,
             )
@@ -347,10 +356,12 @@ class _Validation:
 
         `workers` make the cases smaller first.
         """
-        results = sorted(map(finding.read_task, lines_of_kind(self.journal.lines, "unit")), key=lambda one: one.unit)
+        known = {line["rule"] for line in lines_of_kind(self.journal.lines, "settled")}
+        units = lines_of_kind(self.journal.lines, "unit")
+        left = [line for line in units if any(line.get(part, {}).keys() - known for part in ("suspects", "whole"))]
+        results = sorted(map(finding.read_task, left), key=lambda one: one.unit)
         suspected = finding.merge_candidates([r.suspects for r in results], KEPT_CASES)
         whole = finding.merge_candidates([r.whole for r in results], 2 * KEPT_CASES)
-        known = {line["rule"] for line in lines_of_kind(self.journal.lines, "settled")}
         todo = {name: found for name, found in {**whole, **suspected}.items() if name not in known}
         if self.settings.confirm == "none":
             for settled in confirmation.leave_unconfirmed({n: c for n, c in todo.items() if n in suspected}):
@@ -387,14 +398,3 @@ class _Validation:
 
     def _add_confirmation(self, settled: RuleOutcome) -> None:
         self.journal.add({**finding.outcome_line(settled), "run": self.run})
-
-
-def _samples_for(kind: str, found: Sequence[Sample], seed: int) -> tuple[Sample, ...]:
-    """The samples for a kind of test: all of them for the op alone, a choice of each class of dtypes for the others."""
-    if kind == ALONE:
-        return tuple(found)
-    chosen: list[Sample] = []
-    for dtypes, most in FOLLOWED_SAMPLES[kind].items():
-        alike = [one for one in found if one.tensors and dtype_class(one) == dtypes]
-        chosen += followed_samples(alike, most, seed) if kind == PAIRS else mesh_samples(alike, most)
-    return tuple(chosen)

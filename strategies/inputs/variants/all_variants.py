@@ -19,7 +19,8 @@ from strategies.inputs.variants.undrawn import COUNTED
 from strategies.model.arguments import argument_values, schema_arguments
 from strategies.model.call_signature import diverse_subset, numeric_arguments
 from strategies.model.oracle import OracleResult, run_stable_oracle, same_results
-from strategies.model.rule import Sample
+from strategies.model.rule import Sample, dtype_class
+from strategies.model.verdict import ALONE, MESHES, PAIRS
 
 FORMS: tuple[InputForm, ...] = (*DIMENSIONS, *INDEXED, *SIZES, *LAYOUTS, *SCALARS, *COUNTED)
 PER_SAMPLE, PER_TRACED = 2, 1
@@ -34,6 +35,8 @@ INFINITE = 2
 again over all dims."""
 VALUES_PER_SAMPLE = 3
 """Other values tested per sample.  The claims are the same, so values cost less than forms."""
+FOLLOWED_SAMPLES = {PAIRS: {"real": 5, "integer": 1, "complex": 1}, MESHES: {"real": 3, "integer": 1}}
+"""Samples of one overload and class of dtypes that are tried with what follows them, and on several axes."""
 OWN_VALUES = Values("", "the sample's own values", lambda sample, rng: sample.tensors)
 
 
@@ -82,6 +85,17 @@ ORDERS = ("", "ascending", "descending")
 """The order of the floats of samples in turn: what is copied from the first rank is right where it has the maximum."""
 CHANGED = 4
 """The most samples of which a call with other flags, without dims or with other sizes is chosen."""
+
+
+def samples_for(kind: str, found: Sequence[Sample], seed: int) -> tuple[Sample, ...]:
+    """The samples for a kind of test: all of them for the op alone, a choice of each class of dtypes for the others."""
+    if kind == ALONE:
+        return tuple(found)
+    chosen: list[Sample] = []
+    for dtypes, most in FOLLOWED_SAMPLES[kind].items():
+        alike = [one for one in found if one.tensors and dtype_class(one) == dtypes]
+        chosen += followed_samples(alike, most, seed) if kind == PAIRS else mesh_samples(alike, most)
+    return tuple(chosen)
 
 
 def followed_samples(found: Sequence[Sample], most: int, seed: int) -> list[Sample]:

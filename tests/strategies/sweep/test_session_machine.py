@@ -19,6 +19,7 @@ from strategies.sweep import aggregate, session
 from strategies.sweep.aggregate import merged_run
 from strategies.sweep.report import text_and_json
 from strategies.sweep.session import validate
+from strategies.validation import finding
 from tests.strategies import users
 from tests.tools import warm
 
@@ -126,10 +127,15 @@ def test_a_finished_run_is_reported_again_at_once_and_nothing_is_done(go, whole,
     copied(whole[0], tmp_path / "j", 99)
     monkeypatch.setattr(gathering, "gather", lambda *_: pytest.fail("captured again"))
     monkeypatch.setattr(worker_pool, "_Worker", lambda *_: pytest.fail("hired somebody"))
+    read, read_task = [], finding.read_task
+    monkeypatch.setattr(finding, "read_task", lambda line: read.append(line["unit"]) or read_task(line))
     start = time.process_time()
     report = go(resume=True)
     assert time.process_time() - start < 1
     assert plain(report) == plain(whole[1])
+    assert len(read) == len(set(read)) == 16, (
+        "a line was decoded twice: that is seconds for a journal of the whole sweep"
+    )
     assert (tmp_path / "j").read_bytes() == whole[0].read_bytes()
 
 

@@ -6,13 +6,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from strategies.base.journal import open_journal
 from strategies.base.worker_pool import TIMED_OUT, TaskDone, TaskFailed, TaskLost, WorkerPool
 from strategies.model.kernels import kernel_device
 from strategies.model.rule import overload
-from strategies.model.verdict import ALONE, MESHES, PAIRS, WorkUnit
+from strategies.model.verdict import WorkUnit
 from strategies.sweep import session
 from strategies.sweep.session import RETRIES, SECONDS, validate_task, validate_tasks
 from strategies.torch_api import user_modules
@@ -305,25 +304,3 @@ def test_an_op_alone_runs_on_the_device_and_what_is_simulated_on_the_host(monkey
     # There calls are made twice: at first they are sent, then their results are there.
     assert ran == (["cpu:0"] * 2 if (kind, source) == ("alone", "dtensor") else ["cpu"])
     assert kernel_device() == "cpu"
-
-
-def test_with_what_follows_an_op_diverse_samples_are_tried_some_with_a_flag_toggled():
-    weight, index = numbers(8, 4), torch.arange(4)
-    plain = [sample("embedding.default", weight, index + n) for n in range(5)]
-    padded = [sample("embedding.default", weight, index, 2)]
-    chosen = session._samples_for(PAIRS, [*plain, *padded], 0)
-    assert any(one is padded[0] for one in chosen)
-    scaled = [one for one in chosen if "scale_grad_by_freq=True" in one.origin]
-    assert scaled and {one.origin for one in chosen} > {"test"}
-    assert all(one.tensors[1].unique().numel() < 4 for one in scaled), "only indices that come twice are scaled"
-    assert session._samples_for(ALONE, plain, 0) == tuple(plain)
-    rows = session._samples_for(PAIRS, [sample("argmax.default", weight, 1)], 0)
-    assert [one.call.args[1:] for one in rows] == [(1,), ()], "the largest of all is not tried with a dim"
-
-
-def test_on_several_axes_the_first_sample_is_tried_and_one_whose_result_is_as_large_as_its_tensor():
-    x = numbers(4, 4)
-    given = [sample("new_ones.default", x, [2, 3]), sample("new_ones.default", x, [2])]
-    chosen = session._samples_for(MESHES, given, 0)
-    assert chosen[0] is given[0] and len(chosen) == session.FOLLOWED_SAMPLES[MESHES]["real"]
-    assert any(one.call.args[1] == [4, 4] for one in chosen[1:])

@@ -8,16 +8,19 @@ import torch
 from localtensor.layout.tolerance import MAX_JUMP_SHARE
 from strategies.inputs.variants import all_variants
 from strategies.inputs.variants.all_variants import (
+    FOLLOWED_SAMPLES,
     FORMS,
     PER_SAMPLE,
     PER_TRACED,
     followed_samples,
+    samples_for,
     variations,
     wild_values,
 )
 from strategies.inputs.variants.dims_and_layout import InputForm, with_dims_respelled
 from strategies.inputs.variants.sizes import with_operand_of_another_length
 from strategies.model.oracle import run_oracle, same_results
+from strategies.model.verdict import ALONE, MESHES, PAIRS
 from tests.strategies.cases import numbers, sample
 
 # Dims spelled the other way.
@@ -232,3 +235,25 @@ def test_a_flag_a_dim_and_a_number_that_is_always_given_are_no_optional_numbers(
         sample("sum.dim_IntList", numbers(4, 4), [0], True),
     ):
         assert wild_values(one, run_oracle(one), 0) == {}
+
+
+def test_with_what_follows_an_op_diverse_samples_are_tried_some_with_a_flag_toggled():
+    weight, index = numbers(8, 4), torch.arange(4)
+    plain = [sample("embedding.default", weight, index + n) for n in range(5)]
+    padded = [sample("embedding.default", weight, index, 2)]
+    chosen = samples_for(PAIRS, [*plain, *padded], 0)
+    assert any(one is padded[0] for one in chosen)
+    scaled = [one for one in chosen if "scale_grad_by_freq=True" in one.origin]
+    assert scaled and {one.origin for one in chosen} > {"test"}
+    assert all(one.tensors[1].unique().numel() < 4 for one in scaled), "only indices that come twice are scaled"
+    assert samples_for(ALONE, plain, 0) == tuple(plain)
+    rows = samples_for(PAIRS, [sample("argmax.default", weight, 1)], 0)
+    assert [one.call.args[1:] for one in rows] == [(1,), ()], "the largest of all is not tried with a dim"
+
+
+def test_on_several_axes_the_first_sample_is_tried_and_one_whose_result_is_as_large_as_its_tensor():
+    x = numbers(4, 4)
+    given = [sample("new_ones.default", x, [2, 3]), sample("new_ones.default", x, [2])]
+    chosen = samples_for(MESHES, given, 0)
+    assert chosen[0] is given[0] and len(chosen) == FOLLOWED_SAMPLES[MESHES]["real"]
+    assert any(one.call.args[1] == [4, 4] for one in chosen[1:])
