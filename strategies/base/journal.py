@@ -7,6 +7,7 @@ unit is repeated. Only one run at a time writes to a journal.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -50,6 +51,18 @@ def foreign_line_error(path: Path | str, error: Exception, call: str) -> BadJour
     return BadJournal(Path(path), problem, "Name what --journal wrote.", call)
 
 
+@contextlib.contextmanager
+def paused_collector() -> Iterator[None]:
+    """No garbage collection inside: a journal's lines all stay, and Python would visit them again and again while they are made."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @dataclass(frozen=True, slots=True)
 class JournalLines:
     """`begin` is the first line, `lines` are the others; `whole` is the number of bytes of the file that they take.
@@ -63,6 +76,7 @@ class JournalLines:
     cut: str = ""
 
 
+@paused_collector()
 def load_journal(path: Path, call: str = WRITES) -> JournalLines:
     """The lines of a journal without an incomplete last line. Raises `BadJournal`, naming the command `call`."""
     try:

@@ -12,7 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from strategies.base.atomic_files import write_lines
-from strategies.base.journal import BadJournal, JournalLines, Line, lines_of_kind, load_journal, run_difference
+from strategies.base.journal import (
+    BadJournal,
+    JournalLines,
+    Line,
+    lines_of_kind,
+    load_journal,
+    paused_collector,
+    run_difference,
+)
 from strategies.model.cause import of_findings, read_causes
 from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict, WorkUnit, mesh_kind, plan_units, read_unit
 from strategies.programs.run.verdict import LOCAL_REFUSAL, META_KERNEL
@@ -38,6 +46,7 @@ def planned_units(begin: Line) -> tuple[WorkUnit, ...]:
     return plan_units(begin["ops"], [(kind, tuple(mesh)) for kind, mesh in begin["trials"]])
 
 
+@paused_collector()
 def report(begin: Line, lines: Sequence[Line], seconds: Sequence[tuple[str, float]] = ()) -> Report:
     """The report on these lines, in any order.  Of a rule with two outcomes the worse verdict counts."""
     results = sorted((finding.read_task(line) for line in lines_of_kind(lines, "unit")), key=lambda r: r.unit)

@@ -1,5 +1,6 @@
 """What lines of a journal must hold, and a journal that was refused before its first line."""
 
+import gc
 import json
 import os
 import resource
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from strategies.base import journal
 from strategies.base.journal import (
     FORMAT,
     BadJournal,
@@ -160,6 +162,23 @@ def test_a_bad_line_in_the_middle_is_refused_with_its_number(row, file):
 def test_a_file_of_another_kind_is_refused_and_left_alone(data, tmp_path):
     (tmp_path / "x").write_bytes(data)
     assert_refused(tmp_path / "x", "it does not begin as a journal does. Name a journal, or start anew.")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_while_a_journal_is_read_nothing_is_collected_and_then_as_before(enabled, file, monkeypatch):
+    seen = []
+    monkeypatch.setattr(journal, "read_json", lambda row: seen.append(gc.isenabled()) or json.loads(row))
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        load_journal(file)
+        assert set(seen) == {False} and gc.isenabled() == enabled
+        file.write_bytes(b"[]\n")
+        with pytest.raises(BadJournal):
+            load_journal(file)
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_a_text_is_no_journal(tmp_path):
