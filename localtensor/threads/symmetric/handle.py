@@ -11,8 +11,15 @@ from torch import Tensor
 
 from localtensor._util.call_sites import origin
 from localtensor.collectives.rendezvous import TimeLimit
-from localtensor.errors import ForeignHandle, NoTime, NotServed, NotSymmetric, OutsideBuffer, WrongType
-from localtensor.threads.symmetric import meaning
+from localtensor.errors import (
+    ForeignHandle,
+    NoTime,
+    NotServed,
+    NotSymmetric,
+    OutsideBuffer,
+    UnknownReduction,
+    WrongType,
+)
 from localtensor.threads.symmetric.memory import Area, Buffer
 from localtensor.threads.symmetric.signals import Meeting
 from localtensor.threads.symmetric.watch import watch_of
@@ -155,9 +162,9 @@ def view(call: str, area: Area, sizes: Sequence[int], dtype: torch.dtype, start:
     size, wanted = area.memory.numel(), (start + prod(sizes)) * dtype.itemsize
     if start < 0 or wanted > size or any(count < 0 for count in sizes):
         what = f"{tuple(sizes)} of {dtype} from element {start} on"
-        whole = "signal pad" if not isinstance(area, Buffer) else "buffer"
+        kind = "buffer" if isinstance(area, Buffer) else "signal pad"
         problem = (
-            f"the requested part ends at byte {wanted}, and the allocated {whole} of rank {area.rank} has {size} bytes"
+            f"the requested part ends at byte {wanted}, and the allocated {kind} of rank {area.rank} has {size} bytes"
         )
         raise OutsideBuffer(call, "sizes", what, problem)
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
@@ -168,7 +175,8 @@ def view(call: str, area: Area, sizes: Sequence[int], dtype: torch.dtype, start:
 
 def handle_of(call: str, tensor: Tensor, group_name: str, name: str = "input", op: str = "sum") -> SymmetricHandle:
     """The handle of a symmetric tensor of the group.  Raises `NotSymmetric`, and `UnknownReduction` for all but sums."""
-    meaning.check_reduction(call, op, ("sum",))
+    if op != "sum":
+        raise UnknownReduction(f"symm_mem.{call}", op, "'sum'")
     handle: SymmetricHandle | None = CPP.rendezvous(tensor, group_name)
     if handle is None:
         raise NotSymmetric(call, name, f"{name} of shape {tuple(tensor.shape)}", "it was not made by symm_mem.empty")

@@ -15,20 +15,32 @@ from torch.distributed import distributed_c10d as c10d
 
 from localtensor._util.ambient import simulation_of_this_rank
 from localtensor.errors import NotServed
-from localtensor.threads.symmetric import meaning
+from localtensor.threads.symmetric import routing
 from localtensor.threads.symmetric.handle import CPP, SymmetricHandle, handle_of, peers_of
 from localtensor.threads.symmetric.memory import memory_of
-from localtensor.threads.symmetric.since_214 import SINCE_214
 from localtensor.threads.symmetric.watch import watched
 
-Held = list[Tensor]
+
+def _fold(held: Sequence[Tensor], *, wide: bool = False) -> Tensor:
+    """The sum, in group order and in the tensors' own dtype, as torch's kernels add.
+
+    With `wide`, as instructions of multicast memory add: bfloat16 in float32, rounded once.
+
+    >>> _fold([torch.tensor([1.0]), torch.tensor([2.0])])
+    tensor([3.])
+    """
+    dtype = held[0].dtype
+    total = held[0].float() if wide and dtype == torch.bfloat16 else held[0].clone()
+    for x in held[1:]:
+        total += x
+    return total.to(dtype)
 
 
 def _one_shot(call: str, x: Tensor, op: str, group: str, out: Tensor | None = None, *, wide: bool = False) -> Tensor:
     """Each rank reads the whole tensor of every peer."""
     handle = handle_of(call, x, group, op=op)
     handle.barrier()
-    total = meaning.fold(peers_of(handle, x), wide=wide)
+    total = _fold(peers_of(handle, x), wide=wide)
     handle.barrier()
     return total if out is None else out.copy_(total)
 
@@ -51,7 +63,7 @@ def _two_shot(call: str, x: Tensor, op: str, group: str, *, wide: bool = False) 
     handle = handle_of(call, x, group, op=op)
     handle.barrier()
     parts = [_own_part(handle, peer) for peer in peers_of(handle, x)]
-    total = meaning.fold(parts, wide=wide)
+    total = _fold(parts, wide=wide)
     for part in parts:
         part.copy_(total)
     handle.barrier()
@@ -63,7 +75,7 @@ def two_shot_all_reduce_out(x: Tensor, op: str, group: str, output: Tensor) -> T
     handle = handle_of("two_shot_all_reduce_out", x, group, op=op)
     handle.barrier()
     peers = peers_of(handle, x)
-    _own_part(handle, x).copy_(meaning.fold([_own_part(handle, peer) for peer in peers]))
+    _own_part(handle, x).copy_(_fold([_own_part(handle, peer) for peer in peers]))
     handle.barrier()
     parts = output.view(-1).tensor_split(handle.world_size)
     for rank, peer in enumerate(peers):
@@ -78,7 +90,7 @@ def multimem_one_shot_reduce_out(x: Tensor, op: str, root: int, group: str, out:
     handle.peer_number("multimem_one_shot_reduce_out", "root", root)
     handle.barrier()
     if handle.rank == root:
-        out.copy_(meaning.fold(peers_of(handle, x), wide=True))
+        out.copy_(_fold(peers_of(handle, x), wide=True))
     handle.barrier()
     return out
 
@@ -93,16 +105,39 @@ def multimem_all_gather_out(x: Tensor, group: str, out: Tensor) -> Tensor:
     return out
 
 
+def _check_scatter(x: Tensor, ranks: int, split_last_dim: bool) -> None:
+    """Raises RuntimeError where torch's kernel, which reads 4, 8 or 16 bytes at a time, cannot scatter the tensor."""
+    begin, size = x.storage_offset() * x.element_size(), x.numel() * x.element_size()
+    step = next(wide for wide in (16, 8, 4, 1) if begin % wide == 0 and size % wide == 0)
+    counts = x.shape[-1] if split_last_dim else x.numel()
+    multiple = ranks * max(step // x.element_size(), 1)
+    if counts % multiple:
+        what = "the last dimension" if split_last_dim else "the number of elements"
+        raise RuntimeError(
+            f"symm_mem.reduce_scatter_out: input: {what} is {counts}, and has to be divisible by {multiple}: a part for"
+            f" each of {ranks} ranks, of whole steps of {step} bytes. Pad the tensor."
+        )
+
+
 def reduce_scatter_out(x: Tensor, group: str, split_last_dim: bool, output: Tensor) -> Tensor:
     """Each rank reads its part of the tensor of every peer: along the last dim, or of all elements in order."""
     handle = handle_of("reduce_scatter_out", x, group)
-    meaning.check_scatter(x, handle.world_size, split_last_dim)
+    _check_scatter(x, handle.world_size, split_last_dim)
     handle.barrier()
     peers = peers_of(handle, x)
     parts = [p.chunk(handle.world_size, -1) if split_last_dim else p.view(-1).chunk(handle.world_size) for p in peers]
-    output.copy_(meaning.fold([part[handle.rank] for part in parts]).view(output.shape))
+    output.copy_(_fold([part[handle.rank] for part in parts]).view(output.shape))
     handle.barrier()
     return output
+
+
+def memcpy_to_multicast(out: Tensor, source: Tensor, byte_offset: int, group: str) -> Tensor:
+    """Writes the bytes of a tensor to the same place in the output of every peer, which is symmetric."""
+    handle = handle_of("memcpy_to_multicast_", out, group, "symm_mem_out")
+    raw = source.contiguous().view(-1).view(torch.uint8)
+    for peer in peers_of(handle, out):
+        peer.view(-1).view(torch.uint8)[byte_offset : byte_offset + raw.numel()].copy_(raw)
+    return out
 
 
 def tile_reduce(tile: Tensor, out: Tensor, root: int, group: str, op: str = "sum") -> None:
@@ -111,7 +146,7 @@ def tile_reduce(tile: Tensor, out: Tensor, root: int, group: str, op: str = "sum
     handle.peer_number("tile_reduce", "root", root)
     handle.barrier()
     if handle.rank == root:
-        out.copy_(meaning.fold([_same_tile(handle, tile, peer) for peer in range(handle.world_size)]))
+        out.copy_(_fold([_same_tile(handle, tile, peer) for peer in range(handle.world_size)]))
     handle.barrier()
 
 
@@ -120,7 +155,7 @@ def _same_tile(handle: SymmetricHandle, tile: Tensor, peer: int) -> Tensor:
     return whole.as_strided(tile.shape, tile.stride(), tile.storage_offset())
 
 
-def multi_root_tile_reduce(tiles: Held, out: Tensor, roots: Sequence[int], group: str, op: str = "sum") -> None:
+def multi_root_tile_reduce(tiles: list[Tensor], out: Tensor, roots: Sequence[int], group: str, op: str = "sum") -> None:
     """Rank `roots[i]` gets the reduction of the i-th tile."""
     handle = handle_of("multi_root_tile_reduce", tiles[0], group, "in_tiles", op=op)
     for root in roots:
@@ -128,7 +163,7 @@ def multi_root_tile_reduce(tiles: Held, out: Tensor, roots: Sequence[int], group
     handle.barrier()
     for tile, root in zip(tiles, roots, strict=True):
         if handle.rank == root:
-            out.copy_(meaning.fold([_same_tile(handle, tile, peer) for peer in range(handle.world_size)]))
+            out.copy_(_fold([_same_tile(handle, tile, peer) for peer in range(handle.world_size)]))
     handle.barrier()
 
 
@@ -223,7 +258,7 @@ def nccl_put_signal(src: Tensor, handle: SymmetricHandle, peer: int) -> None:
 
 def nccl_reduce_scatter_offset(
     x: Tensor,
-    out: Held,
+    out: list[Tensor],
     group: str,
     dim: int,
     offsets: Sequence[int] | None = None,
@@ -239,64 +274,8 @@ def nccl_reduce_scatter_offset(
     peers, mine = [_same_tile(handle, x, peer) for peer in range(ranks)], iter(out)
     for begin, end, owner in zip([0, *ends], ends, owners, strict=False):
         if owner == handle.rank:
-            next(mine).copy_(meaning.fold([peer.narrow(dim, begin, end - begin) for peer in peers]))
+            next(mine).copy_(_fold([peer.narrow(dim, begin, end - begin) for peer in peers]))
     handle.barrier()
-
-
-def all_to_all_vdev(x: Tensor, out: Tensor, in_splits: Tensor, out_splits_offsets: Tensor, group: str) -> None:
-    """The ranks exchange splits and offsets, then each reads its rows from every peer."""
-    _route("all_to_all_vdev", (x, out, in_splits, out_splits_offsets), group, to_experts=True)
-
-
-def all_to_all_vdev_2d(
-    x: Tensor, out: Tensor, in_splits: Tensor, out_splits_offsets: Tensor, group: str, major_align: int | None = None
-) -> None:
-    align = 1 if major_align is None else major_align
-    _route("all_to_all_vdev_2d", (x, out, in_splits, out_splits_offsets), group, to_experts=True, align=align)
-
-
-def all_to_all_vdev_2d_offset(
-    x: Tensor, out: Tensor, in_splits_offsets: Tensor, out_splits_offsets: Tensor, group: str
-) -> None:
-    _route("all_to_all_vdev_2d_offset", (x, out, in_splits_offsets, out_splits_offsets), group, to_experts=False)
-
-
-def _route(call: str, parts: tuple[Tensor, ...], group: str, *, to_experts: bool, align: int | None = None) -> None:
-    """Rows to the experts of all ranks, or back: as NVSHMEM's kernels do it, in two phases.
-
-    First each rank writes how many rows it has for each peer, and where they begin, into the peer's table; then each rank
-    reads its rows.  The second line of the table becomes the offsets in the output.
-    """
-    x, out, sent, table = parts
-    handles = [
-        handle_of(call, part, group, name) for part, name in zip(parts, ("input", "out", "in_splits", "out_splits"))
-    ]
-    ranks, me = handles[0].world_size, handles[0].rank
-    splits, begins = (sent[0], sent[1]) if sent.dim() == 2 else (sent, sent.cumsum(0) - sent)
-    experts = splits.numel() // ranks
-    for handle in handles:
-        handle.barrier()
-    for peer, theirs in enumerate(peers_of(handles[3], table)):
-        own = slice(peer * experts, (peer + 1) * experts) if to_experts else slice(peer, None, ranks)
-        at = slice(me, None, ranks) if to_experts else slice(me * experts, (me + 1) * experts)
-        theirs[0, at].copy_(splits[own])
-        theirs[1, at].copy_(begins[own])
-    handles[3].barrier()
-    counts, sources, rows = table[0].tolist(), table[1].tolist(), peers_of(handles[0], x)
-    majors, minors = (experts, ranks) if to_experts else (ranks, experts)
-    offset = 0
-    for major in range(majors):
-        first = offset
-        for minor in range(minors):
-            entry, peer = major * minors + minor, minor if to_experts else major
-            count, begin = counts[entry], sources[entry]
-            meaning.check_rows(call, offset + count, len(out), begin + count, len(rows[peer]))
-            out[offset : offset + count].copy_(rows[peer][begin : begin + count])
-            table[1, entry].fill_(offset)
-            offset += count
-        if align is not None:
-            offset = first + max(-(-(offset - first) // align) * align, align)
-    handles[0].barrier()
 
 
 def _words(x: Tensor, offset: int, val: int, count: int = 1) -> Tensor:
@@ -343,9 +322,9 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "nccl_put_with_signal": nccl_put_with_signal,
     "nccl_wait_for_signal": nccl_wait_for_signal,
     "nccl_reduce_scatter_offset": nccl_reduce_scatter_offset,
-    "all_to_all_vdev": all_to_all_vdev,
-    "all_to_all_vdev_2d": all_to_all_vdev_2d,
-    "all_to_all_vdev_2d_offset": all_to_all_vdev_2d_offset,
+    "all_to_all_vdev": routing.all_to_all_vdev,
+    "all_to_all_vdev_2d": routing.all_to_all_vdev_2d,
+    "all_to_all_vdev_2d_offset": routing.all_to_all_vdev_2d_offset,
     "memset32_": _words,
     "stream_write_value32_": _words,
     "get_remote_tensors": _of_python("_get_remote_tensors_default"),
@@ -358,7 +337,8 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "fused_matmul_reduce_scatter": _of_python("_fused_matmul_reduce_scatter"),
     "fused_scaled_matmul_reduce_scatter": _of_python("_fused_scaled_matmul_reduce_scatter"),
     "_async_input_mm": async_input_mm,
-    **SINCE_214,
+    "memcpy_to_multicast_": memcpy_to_multicast,  # these two since torch 2.14
+    "nccl_all_to_all_nd": routing.nccl_all_to_all_nd,
 }
 
 

@@ -7,9 +7,9 @@ import torch.distributed._symmetric_memory as symm_mem
 
 import localtensor as lt
 from localtensor.errors import NotServed, NotSymmetric, RankRaised, SymmetricRace, UnknownReduction
-from localtensor.threads.symmetric import meaning
 from localtensor.threads.symmetric.handle import SymmetricHandle
 from localtensor.threads.symmetric.kernels import KERNELS, OF_HANDLES
+from tests.localtensor import symmetric_meaning as meaning
 
 OPS = torch.ops.symm_mem
 RANKS = [1, 2, 3, 4]

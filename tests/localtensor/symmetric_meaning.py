@@ -1,6 +1,6 @@
 """What each op of `torch.ops.symm_mem` computes: pure functions of what the ranks bring, in group order.
 
-Each returns what each rank gets.  The kernels compute the same by one-sided accesses; tests compare the two.
+Each returns what each rank gets.  The kernels compute the same by one-sided accesses.
 """
 
 from collections.abc import Sequence
@@ -9,16 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from localtensor.errors import OutsideBuffer, UnknownReduction
-
 Held = Sequence[Tensor]
-REDUCTIONS = ("sum", "avg")
-
-
-def check_reduction(call: str, op: str, known: Sequence[str] = REDUCTIONS) -> None:
-    """Raises `UnknownReduction`."""
-    if op not in known:
-        raise UnknownReduction(f"symm_mem.{call}", op, " or ".join(map(repr, known)))
 
 
 def fold(held: Held, op: str = "sum", *, wide: bool = False) -> Tensor:
@@ -36,10 +27,6 @@ def fold(held: Held, op: str = "sum", *, wide: bool = False) -> Tensor:
     return (total / len(held) if op == "avg" else total).to(dtype)
 
 
-def all_reduce(held: Held, op: str = "sum") -> list[Tensor]:
-    return [fold(held, op) for _ in held]
-
-
 def all_gather(held: Held, dim: int = 0) -> list[Tensor]:
     return [torch.cat(list(held), dim) for _ in held]
 
@@ -48,20 +35,6 @@ def reduce_scatter(held: Held, op: str = "sum", dim: int = 0) -> list[Tensor]:
     """Rank i gets the i-th of equal parts along `dim`, reduced."""
     parts = [x.chunk(len(held), dim) for x in held]
     return [fold([each[rank] for each in parts], op) for rank in range(len(held))]
-
-
-def check_scatter(x: Tensor, ranks: int, split_last_dim: bool) -> None:
-    """Raises RuntimeError where torch's kernel, which reads 4, 8 or 16 bytes at a time, cannot scatter the tensor."""
-    begin, size = x.storage_offset() * x.element_size(), x.numel() * x.element_size()
-    step = next(wide for wide in (16, 8, 4, 1) if begin % wide == 0 and size % wide == 0)
-    counts = x.shape[-1] if split_last_dim else x.numel()
-    multiple = ranks * max(step // x.element_size(), 1)
-    if counts % multiple:
-        what = "the last dimension" if split_last_dim else "the number of elements"
-        raise RuntimeError(
-            f"symm_mem.reduce_scatter_out: input: {what} is {counts}, and has to be divisible by {multiple}: a part for"
-            f" each of {ranks} ranks, of whole steps of {step} bytes. Pad the tensor."
-        )
 
 
 def broadcast(held: Held, root: int) -> list[Tensor]:
@@ -74,18 +47,6 @@ def all_to_all(held: Held) -> list[Tensor]:
     return [torch.cat([each[rank] for each in parts]) for rank in range(len(held))]
 
 
-def joined_blocks(held: Held, rank: int, scatter_dim: int, gather_dim: int) -> Tensor:
-    """What a rank gets of `all_to_all_nd`: its block along `scatter_dim` of each rank, joined along `gather_dim`.
-
-    The dims are 0 and 1; of a tensor with three dims, the first two are one where rows are scattered, else the last two.
-
-    >>> joined_blocks([torch.arange(4).view(2, 2), torch.arange(4, 8).view(2, 2)], 1, 1, 0).flatten()
-    tensor([1, 3, 5, 7])
-    """
-    flat = [x.flatten(1) if scatter_dim else x.flatten(0, -2) for x in held]
-    return torch.cat([x.chunk(len(held), scatter_dim)[rank] for x in flat], gather_dim)
-
-
 def all_gather_matmul(held: Held, weights: Sequence[Held], dim: int = 0) -> list[tuple[Tensor, list[Tensor]]]:
     """The gathered tensor, and its product with each of the rank's weights."""
     return [(whole, [whole @ B for B in mine]) for whole, mine in zip(all_gather(held, dim), weights)]
@@ -93,15 +54,6 @@ def all_gather_matmul(held: Held, weights: Sequence[Held], dim: int = 0) -> list
 
 def matmul_reduce_scatter(held: Held, weights: Held, op: str = "sum", dim: int = 0) -> list[Tensor]:
     return reduce_scatter([A @ B for A, B in zip(held, weights)], op, dim)
-
-
-def check_rows(call: str, out_end: int, out_rows: int, end: int, rows: int) -> None:
-    """Raises `OutsideBuffer` where splits add up to more rows than the output has, or name rows that a peer lacks."""
-    if out_end > out_rows:
-        problem = f"the rows that this rank receives end at row {out_end}"
-        raise OutsideBuffer(call, "out", f"{out_rows} rows", problem)
-    if end > rows:
-        raise OutsideBuffer(call, "in_splits", f"splits that end at row {end}", f"the input has {rows} rows")
 
 
 Routed = tuple[Tensor, Tensor, Tensor]  # the rows that a rank receives, their splits, their offsets
