@@ -38,8 +38,8 @@ from localtensor.lockstep.mode import tensor_map as tensor_map
 from localtensor.lockstep.patches.torch_local_tensor import in_place_of_torch as in_place_of_torch
 from localtensor.runner.api import LeftoverWarning as LeftoverWarning
 from localtensor.runner.api import Run as Run
+from localtensor.runner.api import explore_ranks as explore_ranks
 from localtensor.runner.api import run as run
-from localtensor.runner.explore import explore_ranks as explore_ranks
 from localtensor.testing.compare.api import compare as compare
 from localtensor.testing.compare.api import compare_functions as compare_functions
 from localtensor.testing.compare.comparison import Comparison as Comparison

@@ -8,6 +8,7 @@ A send is a rendezvous, as in gloo (its unbound buffers): it completes when its 
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from math import prod
@@ -349,3 +350,24 @@ def _pop_first(box: dict[K, deque[Ticket]], key: K) -> Ticket | None:
 
 def _peer(part: Contribution) -> int:
     return -1 if part.peer is None else part.peer
+
+
+class RunObserver:
+    """What a run reports while it goes on, each by the rank itself; this one ignores it."""
+
+    def around(self, rank: int) -> AbstractContextManager[object]:
+        """Entered while this rank runs the program."""
+        return nullcontext()
+
+    def posted(self, part: Contribution) -> None:
+        """The rank makes a call."""
+
+    def met(self, parts: Sequence[Contribution]) -> None:
+        """All parts of a collective or a message are there: the calling rank has brought the last one."""
+
+    def waiting(self, ticket: Ticket) -> AbstractContextManager[object]:
+        """Entered while the rank waits; it is not blocked if the ticket is done already."""
+        return nullcontext()
+
+    def ended(self, rank: int, error: BaseException | None) -> None:
+        """The rank's program has returned, or raised."""

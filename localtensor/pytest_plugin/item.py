@@ -26,7 +26,7 @@ import pytest
 from _pytest._code.code import ExceptionChainRepr, ReprEntry, ReprEntryNative, ReprFileLocation, ReprTraceback
 
 from localtensor._util.events import Place
-from localtensor.collectives.observer import RunObserver
+from localtensor.collectives.rendezvous import RunObserver
 from localtensor.concurrency.schedule import replay
 from localtensor.errors.base import LocalTensorError, ProgramFault, first_line
 from localtensor.errors.failure_report import failure_text

@@ -18,7 +18,7 @@ from localtensor._util.ambient import running, set_guard, set_rules, simulation_
 from localtensor._util.call_sites import in_debugger, is_user_file, place_of_error, place_of_frame
 from localtensor._util.events import Call, Place
 from localtensor.collectives.c10d_table import kernels_in_place
-from localtensor.collectives.observer import RunObserver
+from localtensor.collectives.rendezvous import RunObserver
 from localtensor.concurrency.schedule import Schedule
 from localtensor.errors import GroupsLeftOver, ModeBusy, NestedRun, NeverEnded, NoTime, ProgramFault
 from localtensor.errors.base import wait_lines

@@ -11,7 +11,6 @@ from typing import Any, cast
 from localtensor import errors
 from localtensor._util import ambient
 from localtensor._util.events import Call, Wait
-from localtensor.collectives.observer import RunObserver
 from localtensor.collectives.rendezvous import (
     Compute,
     Contribution,
@@ -19,6 +18,7 @@ from localtensor.collectives.rendezvous import (
     Line,
     Mailbox,
     Rendezvous,
+    RunObserver,
     Ticket,
     TimeLimit,
 )

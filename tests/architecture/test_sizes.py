@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LONGEST_FILE, LONGEST_BODY, MOST_FILES, MOST_PACKAGES, MOST_AT_THE_TOP = 400, 60, 16, 12, 4
-MOST_MODULES = 485
+MOST_MODULES = 481
 """Product modules, `__init__.py` included."""
 
 

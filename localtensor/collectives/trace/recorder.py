@@ -33,8 +33,7 @@ from localtensor._util.call_sites import Fn, place_of_error, place_of_frame
 from localtensor._util.events import Place
 from localtensor._util.patching import wrapped
 from localtensor.collectives.argument_checks import flat_tensors
-from localtensor.collectives.observer import RunObserver
-from localtensor.collectives.rendezvous import Contribution, Ticket
+from localtensor.collectives.rendezvous import Contribution, RunObserver, Ticket
 from localtensor.collectives.trace import events
 from localtensor.collectives.trace.events import Event, Recording, placements_text
 from localtensor.collectives.trace.lane import Lane, Span

@@ -17,7 +17,7 @@ from localtensor._util.ambient import simulation_of_this_rank
 from localtensor._util.call_sites import origin
 from localtensor._util.patching import replaced
 from localtensor.errors import NotServed
-from localtensor.threads.symmetric import pools, streams
+from localtensor.threads.symmetric import cuda
 from localtensor.threads.symmetric.handle import CPP, SymmetricHandle
 from localtensor.threads.symmetric.kernels import OF_HANDLES, register_kernels
 from localtensor.threads.symmetric.memory import SymmetricMemory, memory_of
@@ -167,23 +167,23 @@ def _for_caller(module: str, original: Callable[[], Any], answer: object) -> Cal
 
 def _pool(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def call(device: Any) -> Any:
-        return original(device) if simulation_of_this_rank() is None else pools.pool_of_rank()
+        return original(device) if simulation_of_this_rank() is None else cuda.pool_of_rank()
 
     return call
 
 
 _STREAMS: dict[str, Any] = {
-    "Stream": streams.RankStream,
-    "Event": streams.RankEvent,
-    "StreamContext": streams.StreamContext,
-    "stream": streams.StreamContext,
-    "current_stream": streams.current_stream,
-    "default_stream": streams.default_stream,
-    "set_stream": streams.set_stream,
-    "set_device": streams.set_device,
-    "synchronize": streams.synchronize,
-    "_sleep": streams.sleep,
-    "use_mem_pool": pools.use_mem_pool,
+    "Stream": cuda.RankStream,
+    "Event": cuda.RankEvent,
+    "StreamContext": cuda.StreamContext,
+    "stream": cuda.StreamContext,
+    "current_stream": cuda.current_stream,
+    "default_stream": cuda.default_stream,
+    "set_stream": cuda.set_stream,
+    "set_device": cuda.set_device,
+    "synchronize": cuda.synchronize,
+    "_sleep": cuda.sleep,
+    "use_mem_pool": cuda.use_mem_pool,
     "is_current_stream_capturing": lambda: False,
 }
 
@@ -202,14 +202,14 @@ class _TorchOfRanks:
 
 _ACCELERATOR = {
     "current_accelerator": lambda check_available=False: torch.device("cuda"),  # since 2.15: whether a group is served
-    "current_stream": streams.current_stream,
+    "current_stream": cuda.current_stream,
     "current_device_index": lambda: 0,
     "is_available": lambda: False,
 }
 _STREAMS_OF_MODULE = {
     "accelerator": _TorchOfRanks(torch.accelerator, _ACCELERATOR),
-    "Stream": streams.RankStream,
-    "Event": streams.RankEvent,
+    "Stream": cuda.RankStream,
+    "Event": cuda.RankEvent,
 }
 
 
@@ -231,7 +231,7 @@ def symmetric_memory_patched() -> Iterator[None]:
         if not torch.cuda.is_available():
             for name, ours in _STREAMS.items():
                 stack.enter_context(replaced(torch.cuda, name, ours))
-            stack.enter_context(replaced(torch.Tensor, "record_stream", streams.record_stream))
+            stack.enter_context(replaced(torch.Tensor, "record_stream", cuda.record_stream))
             if hasattr(symm_mem, "get_mem_pool"):
                 stack.enter_context(replaced(symm_mem, "get_mem_pool", _pool(symm_mem.get_mem_pool)))
             # torch's workspace of symmetric memory names its device by it.
