@@ -168,7 +168,7 @@ def _collector(enabled: bool) -> None:
     gc.enable() if enabled else gc.disable()
 
 
-_INTERPRETER = (
+_INTERPRETER: tuple[Flag, ...] = (
     Flag(lambda: sys.getrecursionlimit(), _recursion_limit),  # noqa: PLW0108  # a run replaces both
     Flag(sys.getswitchinterval, sys.setswitchinterval),
     Flag(gc.get_threshold, lambda three: gc.set_threshold(*three)),
@@ -176,6 +176,8 @@ _INTERPRETER = (
     Flag(socket.getdefaulttimeout, socket.setdefaulttimeout),
     Flag(threading.stack_size, threading.stack_size),
 )
+if hasattr(sys, "set_int_max_str_digits"):  # since Python 3.10.7
+    _INTERPRETER = (*_INTERPRETER, Flag(sys.get_int_max_str_digits, sys.set_int_max_str_digits))
 
 FLAGS = (
     FlagSlot("interpreter", "a rank sets limits of Python and of its collector for itself", _INTERPRETER),

@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from localtensor.threads.state.generators import GENERATORS
 from localtensor.threads.state.patched_attributes import PatchSlot
-from localtensor.threads.state.slots import FLAGS, NAMES, FlagSlot, NameSlot
+from localtensor.threads.state.slots import FLAGS, NAMES, NameSlot
 from localtensor.threads.state.special_slots import SPECIALS, ClassTables, WarningsSlot
 
 _ALL_SPECIALS = [make() for make in (*GENERATORS, *SPECIALS)]
@@ -215,20 +215,3 @@ class OutsideState(_State):
         super().add_new_slots()
         for special in _PLAN.specials[len(self.specials) :]:
             self.specials.append(getattr(special, "outside", special.save)())
-
-
-def slot_value(name: str) -> object:
-    """The current value of a slot; None while its module is not imported.
-
-    >>> slot_value("default_dtype")
-    [torch.float32]
-    """
-    slot = SLOTS[name]
-    if isinstance(slot, FlagSlot):
-        return slot.save()
-    if isinstance(slot, NameSlot):
-        if slot.module not in sys.modules:
-            return None
-        space = slot.space()
-        return {key: space[key] for key in (*slot.plain, *slot.older, *slot.owned) if key in space}
-    return slot.save() if slot in _PLAN.specials else None

@@ -33,8 +33,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor._util import ambient
 from localtensor.threads.state import slots, swap
-from localtensor.threads.state.slots import FLAGS, NAMES
-from localtensor.threads.state.swap import SLOTS, OutsideState, RankState, slot_value, switch
+from localtensor.threads.state.slots import FLAGS, NAMES, FlagSlot, NameSlot
+from localtensor.threads.state.swap import SLOTS, OutsideState, RankState, switch
 
 for _slot in NAMES:
     importlib.import_module(_slot.module)
@@ -204,16 +204,36 @@ def test_what_one_rank_does_no_other_sees(name, ranks):
     assert look() == mine
 
 
-def told(name):
-    value = slot_value(name)
+def slot_text(name):
+    """The current value of a slot; None while its module is not imported."""
+    slot = SLOTS[name]
+    if isinstance(slot, NameSlot):
+        space = slot.space() if slot.module in sys.modules else None
+        value = space and {key: space[key] for key in (*slot.plain, *slot.older, *slot.owned) if key in space}
+    else:
+        value = slot.save() if isinstance(slot, FlagSlot) or slot.ready() else None
     return value.tolist() if isinstance(value, torch.Tensor) else str(value)
+
+
+@pytest.mark.skipif(not hasattr(sys, "set_int_max_str_digits"), reason="this Python has no such limit")
+def test_the_longest_text_of_an_int_is_a_rank_s_own():
+    before = sys.get_int_max_str_digits()
+    with OutsideState():
+        states = [RankState(rank, 2, seed=0) for rank in range(2)]
+        switch(None, states[0])
+        sys.set_int_max_str_digits(before + 1)
+        switch(*states)
+        assert sys.get_int_max_str_digits() == before
+        switch(*reversed(states))
+        assert sys.get_int_max_str_digits() == before + 1
+    assert sys.get_int_max_str_digits() == before
 
 
 @pytest.mark.parametrize("name", BY_HAND)
 @pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
 def test_the_caller_has_its_own_back(name, fails):
     act, look = BY_HAND[name]
-    outside, shown = told(name), look()
+    outside, shown = slot_text(name), look()
 
     def run():
         with OutsideState():
@@ -225,7 +245,7 @@ def test_the_caller_has_its_own_back(name, fails):
     with pytest.raises(KeyError) if fails else nullcontext():
         run()
     assert look() == shown
-    assert told(name) == outside
+    assert slot_text(name) == outside
 
 
 @pytest.mark.parametrize("slot", NAMES, ids=lambda slot: slot.name)
