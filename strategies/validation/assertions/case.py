@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +21,6 @@ from strategies.validation.assertions.ops import REFUSALS, Op, materialized
 from strategies.validation.assertions.rule import AssertedRule, shard_dim
 from strategies.validation.difference import ResultDifference
 from strategies.validation.probe import Probe
-
-if TYPE_CHECKING:
-    pass
 
 
 class CaseSkipped(Exception):

@@ -65,10 +65,11 @@ wrong = False
 
 def compare(who, got, want, slack):
     global wrong
-    same = got == want
     if isinstance(want, torch.Tensor):
         same = isinstance(got, torch.Tensor) and (got.shape, got.dtype) == (want.shape, want.dtype)
         same = same and torch.allclose(got, want, rtol=0.0, atol=slack, equal_nan=True)
+    else:
+        same = type(got) is type(want) and (got == want or got != got and want != want)
     wrong |= not same
     print(f"{{who}} got  {{got}}\\n{{who}} want {{want}}\\n{{who}} {{'right' if same else 'WRONG'}}")
 
@@ -81,6 +82,16 @@ for rank in range({ranks}):
 sys.exit(1 if wrong else 0)
 '''
 )
+
+
+_PARTS = """\
+for rank in range(len(gots)):
+    if gots[rank][{i}].shape != wants[{i}].shape:
+        print(f"rank {{rank}} WRONG: result {i} has shape {{tuple(gots[rank][{i}].shape)}}, the total {{tuple(wants[{i}].shape)}}")
+        sys.exit(1)
+parts = torch.stack([gave[{i}] for gave in gots])
+"""
+"""The parts of a total, of which torch can stack only those of one shape."""
 
 
 def script(case: RuleCase, ran: CaseRun, name: str, imports: str = "") -> str:
@@ -120,7 +131,7 @@ def _comparisons(case: RuleCase, ran: CaseRun, placed: Sequence[Placement | None
         placement = placed[i] if i < len(placed) else None
         if isinstance(want, Tensor) and isinstance(placement, Partial):
             total = _total(placement.reduce_op, want)
-            lines.append(f"parts = torch.stack([gave[{i}] for gave in gots])")
+            lines += _PARTS.format(i=i).splitlines()
             lines.append(f'compare("result {i}, all ranks together,", {total}, wants[{i}], {slack})')
             continue
         picked = f"wants[{i}]"

@@ -112,13 +112,23 @@ def test_the_script_runs_in_a_process_of_its_own(tmp_path):
     assert "result 0, all ranks together, WRONG" in ran.stdout
 
 
+@pytest.mark.parametrize(
+    ("rule", "printed"), [("S(0) -> R", "rank 1, WRONG"), ("S(0) -> P(sum)", "shape (2,), the total (3,)")]
+)
+def test_the_script_compares_the_shapes_of_uneven_pieces_before_their_values(rule, printed, tmp_path, capsys):
+    wrong = wrong_of("aten.neg.default", rule, calls=[((torch.arange(3.0),), {})], ranks=(2,))
+    code, output = script_says(wrong, tmp_path, capsys)
+    assert code == 1
+    assert printed in output
+
+
 def test_the_script_of_a_rule_that_is_right_says_so(tmp_path, capsys):
     wrong = wrong_of("aten.neg.default", "S(0) -> R")
-    mended = wrong.script.replace(
+    fixed = wrong.script.replace(
         "gots[rank][0], wants[0], ",
         "gots[rank][0], wants[0].chunk(2)[rank] if rank < len(wants[0].chunk(2)) else wants[0][:0], ",
     )
-    wrong.script = mended
+    wrong.script = fixed
     code, said = script_says(wrong, tmp_path, capsys)
     assert code == 0
     assert "WRONG" not in said
