@@ -23,9 +23,8 @@ from localtensor.layout import PARTIAL_KINDS, is_unambiguous
 from strategies.ops.lib import elementwise
 from strategies.ops.lib.elementwise import linear_in, linear_partials
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rule_registry import Cut, OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import Cut, Meta, OpRule, PlacementRule, RuleQuery, rules
 
-FAMILY = "scans"
 SUM, PRODUCT, MAX, MIN, AVG = (Partial(kind) for kind in ("sum", "product", "max", "min", "avg"))
 
 
@@ -50,6 +49,14 @@ def norm_part(order: float) -> tuple[Partial | None, Cut]:
     if math.isinf(order):
         return (MAX if order > 0 else MIN), "filled"
     return None, "any"
+
+
+def distance(query: RuleQuery) -> Iterator[PlacementRule]:
+    """dist: the norm of the difference of two tensors, broadcast against each other."""
+    whole = Meta(tuple(torch.broadcast_shapes(*(x.shape for x in query.tensors))), _after(query))
+    part, cut = norm_part(query["p"])
+    for dim in range(whole.ndim) if part is not None else ():
+        yield query.line(elementwise.sharded_operands(query, whole, dim), [part], cut)
 
 
 def powers(query: RuleQuery) -> Iterator[PlacementRule]:
@@ -147,7 +154,6 @@ def _of(packet: str, *which: str) -> list[str]:
 
 _SPREADS = ("std", "var", "var_mean", "std_mean")
 _CHOOSING = (
-
     *(f"aten.{name}.{which}" for name in _SPREADS for which in ("default", "dim", "correction")),
     *(f"aten.{name}.{which}" for name in ("median", "nanmedian") for which in ("default", "dim")),
     *_of("aten.max", "dim"), *_of("aten.min", "dim"), "aten.mode.default", "aten.argmax.default", "aten.argmin.default",
@@ -231,14 +237,15 @@ RULES: tuple[OpRule, ...] = with_variants(
           _of("aten.all", "default", "dim", "dims"), partial(any_or_all, part=MIN, alike=PRODUCT)),
     rules("reductions", "what counts in a piece counts in the whole",
           ["aten.nansum.default", *_of("aten.count_nonzero", "default", "dim_IntList")], sum_of_counts),
-    rules("reductions", "it hangs on all elements of a row", _CHOOSING, kept_dims_only),
-    rules("reductions", "it hangs on all elements of a row",
+    rules("reductions", "it depends on all elements of a row", _CHOOSING, kept_dims_only),
+    rules("reductions", "it depends on all elements of a row",
           ["prims.var.default"], partial(kept_dims_only, dims="dims")),
     rules("reductions", "linear", ["aten.trace.default"], lambda query: linear_in(query, 0)),
     rules("reductions", "norms of order 0 and 1 add up", ["aten.linalg_vector_norm.default"], norm),
     rules("reductions", "norms of order 0 and 1 add up",
           [f"aten.norm.{w}" for w in ("Scalar", "ScalarOpt_dim", "ScalarOpt_dim_dtype", "ScalarOpt_dtype")],
           partial(norm, order="p")),
+    rules("reductions", "norms of order 0 and 1 add up", ["aten.dist.default"], distance),
     rules("reductions", "powers add up", ["aten.linalg__powsum.default"], powers),
     rules("softmax", "each row is normalised by itself",
           ["aten._softmax.default", "aten._log_softmax.default", "aten._safe_softmax.default",
@@ -250,8 +257,8 @@ RULES: tuple[OpRule, ...] = with_variants(
     rules("whole", "the one number, and whether none is finite in a list, are of whole tensors",
           ["aten._local_scalar_dense.default", "aten._amp_foreach_non_finite_check_and_unscale_.default"],
           lambda query: ()),
-    rules(FAMILY, _WHOLE, ["aten.cumsum.default"], scan(*elementwise.LINEAR)),
-    rules(FAMILY, _WHOLE, ["aten.cumprod.default"], scan("product")),
-    rules(FAMILY, _WHOLE, ["aten.cummax.default", "aten.cummin.default"], scan()),
-    rules(FAMILY, _WHOLE, ["aten.logcumsumexp.default", "aten._logcumsumexp.default"], scan()),
+    rules("scans", _WHOLE, ["aten.cumsum.default"], scan(*elementwise.LINEAR)),
+    rules("scans", _WHOLE, ["aten.cumprod.default"], scan("product")),
+    rules("scans", _WHOLE, ["aten.cummax.default", "aten.cummin.default"], scan()),
+    rules("scans", _WHOLE, ["aten.logcumsumexp.default", "aten._logcumsumexp.default"], scan()),
 )  # fmt: skip

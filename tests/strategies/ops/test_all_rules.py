@@ -1,9 +1,11 @@
 """The book of all families: one entry for an overload, or an error that names both."""
 
 import pytest
+import torch
 
 from strategies.ops.all_rules import FOREACH_RULES, MODULES, OUR_RULES, TwoRules, collected
 from strategies.ops.semantics.rule_registry import OpRule, rules
+from tests.architecture.test_sizes import ROOT
 
 
 def nothing(query):
@@ -28,3 +30,8 @@ def test_a_book_keeps_the_order_of_its_entries():
     ops = ["aten.sin.default", "aten.cos.default"]
     made = [OpRule(op, nothing, "some", "because") for op in ops]
     assert [entry.op for entry in collected(made)] == ops
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the page quotes the overloads of torch 2.13")
+def test_the_page_of_our_rules_quotes_their_number():
+    assert f"rules of our own for {len(OUR_RULES):,} overloads" in (ROOT / "docs/rules.md").read_text()
