@@ -21,7 +21,16 @@ from strategies.base.foreign_text import path_below
 from strategies.base.journal import check_first_line, check_is_new
 from strategies.base.options import BadOption, Quiet, Seed, Workers, check_folder_exists, check_writable
 from strategies.base.signals import EXIT_NOTHING, print_error, worker_count, write_stdout
-from strategies.model.settings import DEFAULT_DTYPES, Settings, check_rules, check_source, meshes, shard
+from strategies.model.settings import DEFAULT_DTYPES, DTYPES, Settings, check_rules, check_source, meshes, shard
+
+
+def _listed(names: Sequence[str], last: str) -> str:
+    return f"{', '.join(names[:-1])} {last} {names[-1]}"
+
+
+DTYPES_HELP = (
+    f"{_listed(DTYPES, 'or')}.  [default: {_listed(DEFAULT_DTYPES, 'and')}, and a few samples cast to the others]"
+)
 
 # fmt: off
 
@@ -32,7 +41,7 @@ class ValidateOptions:
     everything: Annotated[bool, Option("--all", help="Every overload that DTensor registers, and those that it takes apart.")] = False
     search: Annotated[bool, Option("--search/--claims", help="Also try every tuple of input placements and report Missing rules; --claims tests only registered rules.")] = False
     ranks: Annotated[tuple[int, ...], Option("--ranks", help="Mesh sizes to try: --ranks 2 3.  [default: 2 3 4]", show_default=False)] = ()
-    dtypes: Annotated[tuple[str, ...], Option("--dtype", help="float64, float32, bfloat16, float16, int64, int32, int8, uint8, bool or complex64.  [default: float64, int64, bool and complex64, and a few samples cast to the others]", show_default=False)] = ()
+    dtypes: Annotated[tuple[str, ...], Option("--dtype", help=DTYPES_HELP, show_default=False)] = ()
     device: Annotated[str, Option("--device", help="Where the op runs: cpu or cuda.")] = "cpu"
     rules: Annotated[str, Option("--rules", help="`dtensor`, or a module that registers rules: just those are tested.")] = "dtensor"
     source: Annotated[str, Option("--source", help="Whose claims are tested: `dtensor`, `spmd_types`, or one that a package offers.")] = "dtensor"

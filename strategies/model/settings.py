@@ -23,7 +23,7 @@ NO_MODULE = "there is no such module"
 DTYPES = (
     "float64", "float32", "int64", "bool", "complex64", "bfloat16", "float16", "int32", "int8", "uint8",
 )  # fmt: skip
-"""Dtypes of samples, by torch's names, which `--dtype` takes; the help in `strategies.cli.options` lists them again.
+"""Dtypes of samples, by torch's names, which `--dtype` takes and its help lists.
 
 `strategies.inputs.variants.undrawn.FURTHER_DTYPES` has those to which a sweep casts a few samples unasked.
 """
