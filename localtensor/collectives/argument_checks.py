@@ -166,6 +166,7 @@ def check_group(call: str, argument: str, held: Sequence[object]) -> None:
 def check_wire(call: str, named: Named, op: ReductionOp | None = None) -> None:
     """Check that all tensors are dense, on one device, and of one dtype that gloo carries (and reduces, with an op).
 
+    Raises `NotDense`, `DtypeNotCarried`, `DtypeNotReducible`, `UnknownReduction`, `DevicesDiffer`, `DtypesDiffer`.
     Each dtype is checked for reduction before dtypes are compared, so that the remedy for different dtypes, a common
     dtype, can always be reduced.
     """
@@ -179,7 +180,7 @@ def check_wire(call: str, named: Named, op: ReductionOp | None = None) -> None:
 
 
 def check_held(call: str, held: Sequence[Tensor], op: ReductionOp | None = None) -> None:
-    """Check each rank's tensor as `check_wire` does, and that all have one shape."""
+    """Check each rank's tensor as `check_wire` does, and that all have one shape.  Raises `NotOnePerRank`, `ShapesDiffer`, too."""
     named = name_held(call, held)
     check_wire(call, named, op)
     check_shapes(call, shapes_of(named))
@@ -193,7 +194,7 @@ def check_dense(call: str, named: Named) -> None:
 
 
 def check_one_kind(call: str, named: Named) -> None:
-    """Check that all tensors have one device and one dtype."""
+    """Raises `DevicesDiffer` and `DtypesDiffer` unless all tensors have one device and one dtype."""
     devices = {name: x.device for name, x in named.items()}
     dtypes = {name: x.dtype for name, x in named.items()}
     if len(set(devices.values())) > 1:
@@ -239,7 +240,10 @@ def check_equal_lengths(call: str, lists: Sequence[Sequence[Tensor]]) -> None:
 
 
 def check_dim(call: str, dim: int, shape: Sequence[int], *, for_scalars: str) -> None:
-    """Check that the shape has the dim, counted from the front; `for_scalars` is the remedy for a shape without dims."""
+    """Raises `NoSuchDim` unless the shape has the dim, counted from the front.
+
+    Raises `ScalarTensor` for a shape without dims, with the remedy `for_scalars`.
+    """
     if not shape:
         raise errors.ScalarTensor(call, for_scalars)
     if not 0 <= dim < len(shape):
@@ -253,7 +257,10 @@ def check_even(call: str, dim: int, shape: Sequence[int], ranks: int, *, instead
 
 
 def sizes_sent(call: str, held: Sequence[Tensor], splits: Splits | None) -> list[list[int]]:
-    """The number of rows that each rank sends to each rank; None means equal pieces, for all ranks or for one."""
+    """The number of rows that each rank sends to each rank; None means equal pieces, for all ranks or for one.
+
+    Raises `NotOnePerRank`, `SplitCount`, `NegativeSplit`, `SplitSum`, `UnevenDim`.
+    """
     each = [None] * len(held) if splits is None else splits
     if len(each) != len(held):
         raise errors.NotOnePerRank(call, "input_splits", f"{len(each)} lists for {len(held)} ranks")
@@ -273,7 +280,10 @@ def sizes_sent(call: str, held: Sequence[Tensor], splits: Splits | None) -> list
 
 
 def check_received(call: str, sent: list[list[int]], splits: Splits | None) -> None:
-    """Check that each rank expects what its peers send; None expects equal pieces, on all ranks or on one."""
+    """Check that each rank expects what its peers send; None expects equal pieces, on all ranks or on one.
+
+    Raises `NotOnePerRank`, `SplitsDisagree`.
+    """
     each = [None] * len(sent) if splits is None else splits
     if len(each) != len(sent):
         raise errors.NotOnePerRank(call, "output_splits", f"{len(each)} lists for {len(sent)} ranks")

@@ -150,13 +150,13 @@ def surely_nonempty(size: int, cut: DimCuts, sizes: Sequence[int]) -> bool:
     return size > blocks * ranks * ranks
 
 
-def format_rows(runs: RowIntervals, most: int = 3) -> str:
-    """Rows as text, at most the first `most` runs.
+def format_rows(runs: RowIntervals) -> str:
+    """Rows as text, at most the first three runs.
 
     >>> format_rows(((0, 2), (4, 1))), format_rows(()), format_rows(tuple((2 * i, 1) for i in range(9)))
     ('rows 0 to 1, 4', 'no rows', 'rows 0, 2, 4 and more')
     """
-    shown = [str(start) if length == 1 else f"{start} to {start + length - 1}" for start, length in runs[:most]]
+    shown = [str(start) if length == 1 else f"{start} to {start + length - 1}" for start, length in runs[:3]]
     if not shown:
         return "no rows"
-    return "rows " + ", ".join(shown) + (" and more" if len(runs) > most else "")
+    return "rows " + ", ".join(shown) + (" and more" if len(runs) > 3 else "")

@@ -13,9 +13,12 @@ An option on the command line comes first.  Paths are relative to the file.
 
 from __future__ import annotations
 
+import difflib
 import functools
-from collections.abc import Callable
-from dataclasses import MISSING, fields
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from inspect import Parameter, Signature
 from pathlib import Path
 from types import GenericAlias
@@ -23,20 +26,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin,
 
 from typer import Context, Option
 
-from localtensor.errors import LocalTensorError, refusal_sentence
-from strategies.base.atomic_files import why_not_writable
+from localtensor.errors import LocalTensorError, Refusal, refusal_sentence
+from strategies.base.atomic_files import read_bytes, why_not_writable
 from strategies.base.signals import EXIT_USAGE, print_error, run_command
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-import difflib
-import os
-import sys
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-
-from localtensor.errors import Refusal
-from strategies.base.atomic_files import read_bytes
 
 NAME, SECTION = "pyproject.toml", "[tool.localtensor]"
 
@@ -241,9 +236,9 @@ def takes_options(
                 try:
                     if section:
                         found = read_section(call, Path.cwd())
-                        more = found.without(given, [name for name in given if _is_typed(context, name)])
-                        note = found.note(more)
-                        options |= more
+                        from_file = found.without(given, [name for name in given if _is_typed(context, name)])
+                        note = found.note(from_file)
+                        options |= from_file
                     chosen = kind(**options)
                     getattr(chosen, "check", bool)()
                 except LocalTensorError as error:  # the settings are also those of validate, and say so

@@ -106,14 +106,14 @@ class VerdictCache:
             return None
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # then it is as if absent
             body = read_json(read_bytes(self.folder / f"{name}.json"))
-            value = body["said"]
+            value = body["value"]
             if body["format"] == FORMAT and body["name"] == name and body["sum"] == _hex(value):
                 return value if isinstance(value, list) else None
         return None
 
     def _write(self, name: str, value: list[Any]) -> None:
         if name:
-            body = {"format": FORMAT, "name": name, "sum": _hex(value), "said": value}
+            body = {"format": FORMAT, "name": name, "sum": _hex(value), "value": value}
             write_whole(self.folder / f"{name}.json", json.dumps(body, separators=(",", ":")) + "\n")
 
 

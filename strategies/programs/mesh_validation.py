@@ -67,13 +67,13 @@ def is_costly(sample: Sample) -> bool:
     return traces > MANY_TRACES and registry_of(overload(sample.op)) == "decomposition"
 
 
-def programs_in_time(claims: Mapping[int, Sequence[Claim]], mesh: tuple[int, ...], seconds: float = SECONDS) -> int:
-    """How many programs fit in that time, given that DTensor considers every combination of a line for each axis.
+def programs_in_time(claims: Mapping[int, Sequence[Claim]], mesh: tuple[int, ...]) -> int:
+    """How many programs fit in `SECONDS`, given that DTensor considers every combination of a line for each axis.
 
     It does not measure time, so that two runs try the same programs.
     """
     combinations = math.prod(1 + len(claims.get(size, ())) for size in mesh)
-    seconds /= max(1, len(mesh) - 1)
+    seconds = SECONDS / max(1, len(mesh) - 1)
     return max(1, int(seconds / (SECONDS_PER_PROGRAM + SECONDS_PER_COMBINATION * combinations)))
 
 

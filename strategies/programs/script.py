@@ -1,4 +1,4 @@
-"""Scripts for torchrun that reproduce a finding: plain torch, without an import of ours."""
+"""Scripts for torchrun that reproduce a finding (`localtensor validate --repro`): plain torch, without an import of ours."""
 
 from __future__ import annotations
 
@@ -223,17 +223,15 @@ def helper_functions(then: str) -> list[str]:
 
 
 def _functions_of(step: str) -> list[Any]:
-    steps = step_functions
     if step.startswith("grad of ") or step in follow_ups.GRADS:
-        around = steps.trained if "trained(" in follow_ups.GRADS.get(step, "") else steps.gradients
-        return [step_functions.spread, step_functions.uneven, steps.coming_gradients, around]
+        around = step_functions.trained if "trained(" in follow_ups.GRADS.get(step, "") else step_functions.gradients
+        return [step_functions.spread, step_functions.uneven, step_functions.coming_gradients, around]
     if step in law_steps.LAWS:
         law = getattr(law_steps, law_steps.LAWS[step].partition("(")[0])
         helpers = [law_steps.copied, law_steps.random_run, law_steps.locals_of_ranks, step_functions.whole]
         return [*helpers, step_functions.spread, step_functions.uneven, law]
     if step in step_functions.RINGS:
-        ring = step_functions
-        return [ring.whole, ring.uneven, ring.CpuKernels, ring.ring_attention]
+        return [step_functions.whole, step_functions.uneven, step_functions.CpuKernels, step_functions.ring_attention]
     if step == "base":
         return [follow_ups.with_bases]
     if step.startswith("only ") or not follow_ups.needs_results_only(step):
@@ -241,7 +239,10 @@ def _functions_of(step: str) -> list[Any]:
     if step == follow_ups.STRIDES:
         return [varied_calls.in_order, varied_calls.strides_agree]
     text = follow_ups.follow_up(step).text
-    every = (step_functions.whole, step_functions.laid, steps.written, steps.with_base_written, steps.through_local)
+    every = (
+        step_functions.whole, step_functions.laid, step_functions.written, step_functions.with_base_written,
+        step_functions.through_local,
+    )  # fmt: skip
     return [f for f in every if f"{f.__name__}(" in text]
 
 

@@ -76,11 +76,11 @@ def source_samples(source: Any, settings: Settings) -> CapturedSamples:
     for sample in source.samples(names, settings.seed):
         if len(by_op[sample.op]) < MOST_SAMPLES and codec.is_encodable(sample):
             by_op[sample.op].append(sample)
-    shelf: SamplesByOp = {op: (found, "") for op, found in by_op.items()}
+    samples: SamplesByOp = {op: (found, "") for op, found in by_op.items()}
     for packet, label in labels.items():
-        if not settings.patterns and f"{packet}.default" not in shelf:
-            shelf[f"{packet}.default"] = ((), source.without(label))
-    return CapturedSamples(dict(sorted(shelf.items())), (), refused)
+        if not settings.patterns and f"{packet}.default" not in samples:
+            samples[f"{packet}.default"] = ((), source.without(label))
+    return CapturedSamples(dict(sorted(samples.items())), (), refused)
 
 
 def confirm_claims(

@@ -9,7 +9,7 @@
 | .op_to_scalar_shape_adjuster, .squeeze_op_to_dims_variant       | by feature     | 2.13   |
 | ._propagate_tensor_meta_non_cached (set on a copy)              | 2.11 - 2.15    | 2.13   |
 | ._wrap_with_op_strategy, .propagate_op_sharding_non_cached      | 2.11 - 2.15    | 2.13   |
-| _op_dispatcher._custom_op_handlers, ._random_ops                | 2.11 - 2.15    | 2.13   |
+| _op_dispatcher._custom_op_handlers                              | 2.11 - 2.15    | 2.13   |
 | _op_schema.OpSchema, OpStrategy, TupleStrategy                  | 2.11 - 2.15    | 2.13   |
 | _op_schema.OutputSharding: output_spec, redistribute_schema,    |                |        |
 | use_val_from_redistribute_schema                                | 2.11 - 2.15    | 2.13   |
@@ -155,11 +155,6 @@ def is_tensor_list(value: object) -> TypeGuard[Sequence[Leaf]]:
 def is_composite(op: torch._ops.OpOverload) -> bool:
     """Whether torch computes the op by other ops before DTensor is asked; False for an op of TorchScript alone."""
     return torch._C._dispatch_has_kernel(op.name()) and op._can_decompose()
-
-
-def is_random(op: torch._ops.OpOverload) -> bool:
-    """Whether DTensor synchronises the random state of ranks for this op."""
-    return op in DTensor._op_dispatcher._random_ops
 
 
 @functools.cache

@@ -13,7 +13,6 @@ default.  Where pieces are uneven the two differ.  So callers choose one of `REA
 | .redistribute_schema                                                      |                           |             |        |
 | tensor._dtensor_spec.ShardOrderEntry(tensor_dim, mesh_dims)               | the shard order           | 2.11 - 2.15 | 2.13   |
 | device_mesh.DeviceMesh(_init_backend=False, _rank=r)                      | a mesh without processes  | 2.11 - 2.15 | 2.13   |
-| DTensor._spec                                                             | the spec of a tensor      | 2.11 - 2.15 | 2.13   |
 | tensor.experimental._func_map._local_map_wrapped(func, out_placements,    | a declaration             | 2.13        | 2.13   |
 | in_placements, in_grad_placements, ...) in a functools.partial            |                           |             |        |
 """
@@ -27,7 +26,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor.placement_types import Placement
@@ -133,11 +132,6 @@ def with_decoded_order(spec: Spec) -> Spec:
         for axis in order:
             placements[axis] = Shard(dim)
     return replace(spec, placements=tuple(placements), shard_order=tuple(orders.items()))
-
-
-def spec_of(x: DTensor, mesh: Mesh | None = None, *, reading: str | None = None) -> Spec:
-    """Our spec of a DTensor.  Raises `NoSuchSpec` as `of_torch`."""
-    return of_torch(x._spec, mesh, reading=reading)
 
 
 def mesh_of(mesh: DeviceMesh) -> Mesh:

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from strategies.model.cause import RIGHT, definitions
 from strategies.model.verdict import Counts, Report
-from strategies.sweep.causes.pages import as_json, as_text, short_table, table, wrong_results
+from strategies.sweep.causes.pages import as_json, as_text, wrong_results
 from tests.strategies.model.test_cause import SCAN
+from tests.tools.bench.findings import short_table, table
 
 CAUSES = (
     replace(SCAN, reason="a | b (2 of 4 elements differ)", call="torch.cumprod(f32[4] S(0), -1)"),

@@ -105,7 +105,7 @@ class ResultBuilder:
             return rank_int(np.array(rows)[final.row_of], final.held)
         call = "Tensor.item" if self.func.name() == "aten::_local_scalar_dense" else str(self.func)
         if type(first) is bool and call == "Tensor.item":
-            return rank_bool(np.array(rows)[final.row_of], final.held, "value")
+            return rank_bool(np.array(rows)[final.row_of], final.held)
         values = {rank: rows[row] for rank, row in enumerate(final.row_of) if row >= 0}
         raise RanksDiverge(call, "", values, origin(sys._getframe(4)).place)
 

@@ -43,16 +43,16 @@ def format_tensor(values: Sequence[tuple[list[int], Tensor]], held: Partition, r
         of = f"{rank_names([rank for holders, _ in values for rank in holders])} of {held.world}"
     tail = ", requires_grad=True" if requires_grad else ""
     if len(values) == 1:
-        return f"LocalTensor({of}, the same on all: {_indent(values[0][1], 2)}{tail})"
-    lines = [f"  {rank_names(holders)}: {_indent(value, 2)}" for holders, value in values[:MOST_VALUES]]
+        return f"LocalTensor({of}, the same on all: {_indented(values[0][1])}{tail})"
+    lines = [f"  {rank_names(holders)}: {_indented(value)}" for holders, value in values[:MOST_VALUES]]
     if len(values) > MOST_VALUES:
         lines.append(f"  and {len(values) - MOST_VALUES} more: x.on(rank) gives each")
     body = ",\n".join(lines)
     return f"LocalTensor({of}, {len(values)} different values,\n{body}{tail})"
 
 
-def _indent(value: Tensor, by: int) -> str:
-    return repr(value).replace("\n", "\n" + " " * by)
+def _indented(value: Tensor) -> str:
+    return repr(value).replace("\n", "\n  ")
 
 
 FLOATS = "it would be a float of its own on each rank, and only ints can be that"

@@ -100,13 +100,13 @@ def _known(values: bytes, held: bytes | None) -> Int:
     return node.constant if type(node) is Constant else RankInt(node)
 
 
-def rank_bool(values: Array, held: Array | None, words: str) -> bool | torch.SymBool:
-    """The bool of each rank, as `rank_int` an int; `words` are what errors call it.
+def rank_bool(values: Array, held: Array | None) -> bool | torch.SymBool:
+    """The bool of each rank, as `rank_int` an int.
 
-    >>> rank_bool(np.array([True, False]), None, "value"), rank_bool(np.array([True, False]), np.array([True, False]), "value")
+    >>> rank_bool(np.array([True, False]), None), rank_bool(np.array([True, False]), np.array([True, False]))
     (RankBools(True, False), True)
     """
-    node = bool_node(np.array(values), held, lambda: words)
+    node = bool_node(np.array(values), held, lambda: "value")
     return node.constant if type(node) is Constant else RankBool(node)
 
 
@@ -125,7 +125,7 @@ def _nested(rows: Sequence[Any], held: Partition) -> Any:
     if isinstance(rows[0], list):
         return [_nested([row[place] for row in rows], held) for place in range(len(rows[0]))]
     values = np.array(rows)[held.row_of]
-    return rank_bool(values, held.held, "value") if isinstance(rows[0], bool) else rank_int(values, held.held)
+    return rank_bool(values, held.held) if isinstance(rows[0], bool) else rank_int(values, held.held)
 
 
 def is_rank_int(x: object) -> TypeGuard[torch.SymInt]:

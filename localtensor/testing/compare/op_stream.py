@@ -112,10 +112,10 @@ def lines_text(places: Sequence[Place]) -> str:
     return ", from ".join(map(str, places))
 
 
-def user_places(frame: FrameType | None, most: int = MOST_LINES) -> tuple[Place, ...]:
+def user_places(frame: FrameType | None) -> tuple[Place, ...]:
     """The user's innermost lines on a frame's stack, innermost first; those that call a backward pass are left out."""
     found: list[Place] = []
-    while frame is not None and len(found) < most:
+    while frame is not None and len(found) < MOST_LINES:
         code = frame.f_code
         if code.co_name in ("_engine_run_backward", WORKER_LOOP):
             break

@@ -104,12 +104,11 @@ OPS_CALL = "python -m strategies.ops"
 
 @quiet_on_one_thread()
 def validate_ops(
-    book: RuleRegistry,
+    registry: RuleRegistry,
     patterns: Sequence[str] = (),
     *,
     seeds: int = 3,
     most: int = 24,
-    ranks: Sequence[int] = (2, 3, 4),
     workers: int = 1,
     quiet: bool = False,
 ) -> int:
@@ -119,14 +118,14 @@ def validate_ops(
     The exit code: 0 where every tested rule is right, 1 where one is wrong, 2 for patterns that fit no rule, 3 where
     nothing was tested.
     """
-    entries = chosen_rules(book, patterns)
+    entries = chosen_rules(registry, patterns)
     if not entries:
         return fail(f"{OPS_CALL}: no rule of our own is of {' or '.join(patterns) or 'any family'}.", USAGE)
     results: list[RuleResult] = []
     with progress_bar(error_console(), quiet) as progress:
         for seed in range(seeds):
-            terms = ValidationEffort(tuple(ranks), seed)
-            results += _validate_once(entries, terms, most, workers, progress, near=len(entries) < len(book))
+            effort = ValidationEffort((2, 3, 4), seed)
+            results += _validate_once(entries, effort, most, workers, progress, near=len(entries) < len(registry))
     return print_validation(results, _output_console())
 
 
@@ -134,9 +133,9 @@ def _output_console() -> Console:
     return PrintableConsole(width=None if sys.stdout.isatty() else 140, highlight=False, emoji=False, soft_wrap=True)
 
 
-def chosen_rules(book: RuleRegistry, patterns: Sequence[str]) -> list[OpRule]:
+def chosen_rules(registry: RuleRegistry, patterns: Sequence[str]) -> list[OpRule]:
     """The rules whose overload, packet or family fits one of the patterns, in their order; all without patterns."""
-    return [e for e in book if not patterns or any(_fits(e, pattern) for pattern in patterns)]
+    return [e for e in registry if not patterns or any(_fits(e, pattern) for pattern in patterns)]
 
 
 def _fits(entry: OpRule, pattern: str) -> bool:
@@ -145,16 +144,16 @@ def _fits(entry: OpRule, pattern: str) -> bool:
 
 
 def _validate_once(
-    entries: Sequence[OpRule], terms: ValidationEffort, most: int, workers: int, progress: Progress, *, near: bool
+    entries: Sequence[OpRule], effort: ValidationEffort, most: int, workers: int, progress: Progress, *, near: bool
 ) -> list[RuleResult]:
-    progress.phase(f"calls, seed {terms.seed}", len(opinfo_samples.database()))
+    progress.phase(f"calls, seed {effort.seed}", len(opinfo_samples.database()))
     with WorkerPool(workers) as pool:
         found = calls_of_overloads(
-            pool, [e.op for e in entries], seed=terms.seed, most=most, tick=progress.tick, near=near
+            pool, [e.op for e in entries], seed=effort.seed, most=most, tick=progress.tick, near=near
         )
-    progress.phase(f"tests, seed {terms.seed}", len([e for e in entries if found.of.get(e.op)]))
+    progress.phase(f"tests, seed {effort.seed}", len([e for e in entries if found.of.get(e.op)]))
     with WorkerPool(workers) as pool:  # a second pool: its forked workers inherit the captured calls
-        return validate_rules(pool, entries, found.of, found.without, terms, progress.tick)
+        return validate_rules(pool, entries, found.of, found.without, effort, progress.tick)
 
 
 def print_validation(results: Sequence[RuleResult], out: Console) -> int:
@@ -166,7 +165,9 @@ def print_validation(results: Sequence[RuleResult], out: Console) -> int:
     untested: dict[str, str] = {}
     for one in results:
         if one.op not in tested:
-            untested.setdefault(one.op, "; ".join(one.untried[:2]) or f"it has no line for any of {one.calls} calls")
+            untested.setdefault(
+                one.op, "; ".join(one.untried[:2]) or f"it has no placement rule for any of {one.calls} calls"
+            )
     for op, reasons in sorted(untested.items()):
         out.print(f"not tested: {op}: {reasons}", markup=False)
     of_family = Counter(one.family for one in {r.op: r for r in results}.values() if one.op in tested)
@@ -175,14 +176,14 @@ def print_validation(results: Sequence[RuleResult], out: Console) -> int:
     sound, tried = sum(one.sound for one in results), sum(one.calls for one in results)
     out.print(
         f"{len(tested)} of {len({one.op for one in results})} overloads tested on {tried} calls: "
-        f"{sound} instances of their lines are right, {len(wrong)} lines are wrong",
+        f"{sound} instances of their placement rules are right, {len(wrong)} placement rules are wrong",
         markup=False,
     )
     return WRONG if wrong else CLEAN if tested else NOTHING
 
 
 @quiet_on_one_thread()
-def compare_ops(*, most: int = 6, ranks: Sequence[int] = (2, 3), workers: int = 1, quiet: bool = False) -> int:
+def compare_ops(*, workers: int = 1, quiet: bool = False) -> int:
     """Compare our rules with DTensor's on the most used overloads.
 
     The exit code: 0 if every overload that could be compared is covered, 1 if not, 3 if none could be compared.
@@ -190,10 +191,10 @@ def compare_ops(*, most: int = 6, ranks: Sequence[int] = (2, 3), workers: int = 
     with progress_bar(error_console(), quiet) as progress:
         progress.phase("calls", len(opinfo_samples.database()))
         with WorkerPool(workers) as pool:
-            found = calls_of_overloads(pool, most_used(), most=most, tick=progress.tick)
+            found = calls_of_overloads(pool, most_used(), most=6, tick=progress.tick)
         progress.phase("overloads", len(most_used()))
         with WorkerPool(workers) as pool:
-            compared = coverage(pool, found.of, ranks=ranks, tick=progress.tick)
+            compared = coverage(pool, found.of, ranks=(2, 3), tick=progress.tick)
     return print_comparison(compared, _output_console())
 
 
@@ -210,7 +211,7 @@ def print_comparison(compared: Sequence[OverloadComparison], out: Console) -> in
     theirs, ours = sum(one.theirs for one in able), sum(one.same + one.served for one in able)
     done = sum(one.covered for one in able)
     out.print(
-        f"{done} of {len(able)} overloads covered; of {theirs} different lines of DTensor's that are right, {ours} are served "
+        f"{done} of {len(able)} overloads covered; of {theirs} different placement rules of DTensor's that are right, {ours} are served "
         f"({sum(one.same for one in able)} the same); {len(compared) - len(able)} overloads have nothing to compare",
         markup=False,
     )

@@ -71,11 +71,11 @@ def index_fill(query: RuleQuery) -> Iterator[PlacementRule]:
     )
 
 
-def write_into_view(view: Lines, name: str = "src") -> Lines:
+def write_into_view(view: Lines) -> Lines:
     """The rule of writing a tensor into a view: both are sharded where the view maps a dim to a dim."""
 
     def lines(query: RuleQuery) -> Iterator[PlacementRule]:
-        source = query.leaf(name)
+        source = query.leaf("src")
         if source is None:
             return
         yield from elementwise.partial_rules(query, [0, source], elementwise.KINDS)

@@ -162,7 +162,7 @@ RULES: tuple[OpRule, ...] = with_variants(
           ["aten.binary_cross_entropy.default"], with_weights(forward)),
     rules("losses", "each element has its own loss, linear in its weight and straight in its target",
           ["aten.binary_cross_entropy_with_logits.default"], with_weights(forward, target=True)),
-    rules("losses", "each element has its own gradient; of an average it hangs on how many there are",
+    rules("losses", "each element has its own gradient; of an average it depends on how many there are",
           [f"aten.{name}_backward.default" for name in _NAMES], backward),
     rules("losses", "each element has its own gradient, linear in the difference",
           ["aten.mse_loss_backward.default"], mse_backward),

@@ -118,10 +118,10 @@ GRADIENTS = overloads_of("""gelu_backward sigmoid_backward silu_backward tanh_ba
 _LINEAR_RULES = with_variants(
     rules("linear", "the sum and the difference of sums is one of parts; of booleans the sum is or",
           ["aten.add.Tensor", "aten.sub.Tensor", "aten.rsub.Tensor"],
-          elementwise(linear("self", "other"), affine("self", "other"), boolean_add)),
+          elementwise(linear("self", "other"), affine, boolean_add)),
     rules("linear", "a constant is added to an average, and to each of its parts, but to a sum only once",
           ["aten.add.Scalar", "aten.sub.Scalar", "aten.rsub.Scalar"],
-          elementwise(linear("self", "other"), affine("self", "other"))),
+          elementwise(linear("self", "other"), affine)),
     rules("linear", "a product is linear in each factor", ["aten.mul.Tensor", "aten.mul.Scalar"],
           elementwise(linear("self"), linear("other"), multiplicative("self", "other"), scaled_by_number)),
     rules("linear", "a quotient is linear in what is divided",

@@ -75,20 +75,16 @@ def _moved(query: RuleQuery, kinds: dict[str, str]) -> Iterator[PlacementRule]:
             yield partial_rule(query, [0], kind, gives)
 
 
-def affine(first: str, second: str) -> RuleMaker:
-    """`first + alpha * second`, or their difference, with one of them partial; for floats, since integers may wrap."""
-
-    def lines(query: RuleQuery) -> Iterator[PlacementRule]:
-        alpha = query.get("alpha")
-        sign = _sign(1 if alpha is None else alpha)
-        minus = query.op.split(".")[1] != "add"
-        turned = query.op.split(".")[1] == "rsub"
-        signs = {first: -sign if turned else 1, second: 1 if turned else -sign if minus else sign}
-        if are_floats(query) and sign and _finite(query.get(second)):
-            for name in (first, second):
-                yield from _ordered(query, name, signs[name])
-
-    return lines
+def affine(query: RuleQuery) -> Iterator[PlacementRule]:
+    """`self + alpha * other`, or their difference, with one of them partial; for floats, since integers may wrap."""
+    alpha = query.get("alpha")
+    sign = _sign(1 if alpha is None else alpha)
+    minus = query.op.split(".")[1] != "add"
+    turned = query.op.split(".")[1] == "rsub"
+    signs = {"self": -sign if turned else 1, "other": 1 if turned else -sign if minus else sign}
+    if are_floats(query) and sign and _finite(query.get("other")):
+        for name in ("self", "other"):
+            yield from _ordered(query, name, signs[name])
 
 
 def scaled_by_number(query: RuleQuery) -> Iterator[PlacementRule]:
@@ -151,12 +147,12 @@ def negated_booleans(query: RuleQuery) -> Iterator[PlacementRule]:
             yield partial_rule(query, [0], kind, gives)
 
 
-def is_above(name: str, least: float) -> Condition:
-    """The condition that an argument is a finite number above `least`."""
+def is_positive(name: str) -> Condition:
+    """The condition that an argument is a finite number above 0."""
 
     def condition(query: RuleQuery) -> bool:
         value = query.get(name)
-        return isinstance(value, (int, float)) and math.isfinite(value) and value > least
+        return isinstance(value, (int, float)) and math.isfinite(value) and value > 0
 
     return condition
 
@@ -212,11 +208,11 @@ RULES: tuple[OpRule, ...] = with_variants(
     rules("order", "never falls if what is small becomes no more than what is not", ["aten.threshold.default"],
           elementwise(rising(threshold_is_monotone))),
     rules("order", "never falls if the slope of negative numbers is above zero", ["aten.leaky_relu.default"],
-          elementwise(rising(is_above("negative_slope", 0)))),
+          elementwise(rising(is_positive("negative_slope")))),
     rules("order", "never falls if all factors are above zero", ["aten.elu.default"],
-          elementwise(rising(all_of(is_above("alpha", 0), is_above("scale", 0), is_above("input_scale", 0))))),
+          elementwise(rising(all_of(is_positive("alpha"), is_positive("scale"), is_positive("input_scale"))))),
     rules("order", "never falls if alpha is above zero",
-          ["aten.celu.default"], elementwise(rising(is_above("alpha", 0)))),
+          ["aten.celu.default"], elementwise(rising(is_positive("alpha")))),
     rules("order", "never falls if it turns into a line late enough",
           ["aten.softplus.default"], elementwise(rising(softplus_is_monotone))),
     rules("order", "what is not between two bounds stays in order",

@@ -33,14 +33,12 @@ from strategies.torch_api import dtensor
 from strategies.validation.probe import check_claims
 from strategies.validation.sources.dtensor import claims
 
-MOST = 300
-"""The number of most used overloads."""
-HOME = Path(__file__).parents[2] / "ops" / "most_used.txt"
+MOST_USED = Path(__file__).parents[2] / "ops" / "most_used.txt"
 
 
 def most_used() -> list[str]:
     """The most used overloads that this version of torch has, most used first, as `tests/tools/bench/most_used.py` counts."""
-    lines = [line for line in HOME.read_text().splitlines() if line and not line.startswith("#")]
+    lines = [line for line in MOST_USED.read_text().splitlines() if line and not line.startswith("#")]
     return [op for op in (line.split()[0] for line in lines) if overload_exists(op)]
 
 
@@ -94,7 +92,7 @@ def covers(ours: Rule, theirs: Rule, tensors: Sequence[bool]) -> bool:
 WRAPS = "integers wrap where they are large and are cut off where they are divided: P(avg), P(min), P(max) are not kept"
 ONE_BY_ONE = "a long list has lines for all elements alike; to place each in its own way, query each element"
 UNDERFLOWS = "numbers that are not zero may have a product that is: it underflows"
-OVERFLOWS = "where a product of complex numbers overflows, it hangs on the order whether it is infinite or NaN"
+OVERFLOWS = "where a product of complex numbers overflows, it depends on the order whether it is infinite or NaN"
 WEIGHED = "the average is divided by the weights of the classes that the targets name, which no rule sees"
 
 

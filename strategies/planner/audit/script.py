@@ -1,4 +1,4 @@
-"""A finding as a script: the redistribution that goes wrong, in plain torch for torchrun."""
+"""A finding as a script (`localtensor validate --plans --repro`): the redistribution that goes wrong, in plain torch for torchrun."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def plan(
     The result is deterministic across threads and processes: remaining ties are broken by the layouts' numbers. It is
     cached until `clear`, keyed by everything it depends on; a price without value equality is keyed by identity.
 
-    `peak_memory` limits the bytes that a rank may have in use; `flattened` names sets of axes that have one process
+    `memory` limits the bytes that a rank may have in use; `flattened` names sets of axes that have one process
     group of all their ranks. Raises `NoPlan`; `BadPrice` for a price that is no whole number; `BadMesh` for an unknown
     axis. Two specs that coincide only because there are few rows, such as `f32[1]` sharded by `a` and then `b`, or by
     `b` and then `a`, are different specs, and the plan has steps.

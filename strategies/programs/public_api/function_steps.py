@@ -56,8 +56,8 @@ def _pointwise(**named: Choices) -> dict[str, Use]:
     return {name: Use(FLOATS, flags=flags) for name, flags in named.items()}
 
 
-def _loss(first: str = "a, t", t: str = LIKE, kind: str = FLOATS, **flags: tuple[str, ...]) -> Use:
-    return Use(kind, first, {"t": t}, {**LOSS, **flags})
+def _loss(first: str = "a, t", t: str = LIKE, **flags: tuple[str, ...]) -> Use:
+    return Use(FLOATS, first, {"t": t}, {**LOSS, **flags})
 
 
 _POOLED: Choices = {"stride": ("1",), "padding": ("1",), "ceil_mode": TRUE}

@@ -104,11 +104,9 @@ class ProgramRealRuns(RankProcesses):
         parts = case_tasks(case, self.device, self.home)
         return self._confirmed(parts, functools.partial(case_confirmation, case), expected)
 
-    def confirm_program(
-        self, program: Program, oracle: OracleResult | None = None, *, expected: str = ""
-    ) -> Confirmation:
+    def confirm_program(self, program: Program, *, expected: str = "") -> Confirmation:
         """Run the program on real processes, as `confirm`.  Raises as `local_inputs_of` and `oracle_of_program` do."""
-        oracle = oracle or oracle_of_program(program)
+        oracle = oracle_of_program(program)
         coarse = coarsest_eps(program.sample.tensors, program.inputs)
         parts = program_tasks(program, self.device, self.home)
         return self._confirmed(parts, lambda outs: _confirmation(oracle, program.mesh, outs, (), coarse), expected)

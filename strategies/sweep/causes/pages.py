@@ -1,10 +1,9 @@
-"""What is said of causes: text for a terminal, JSON, and tables for the documentation.  All of it is made of records."""
+"""Causes as text for a terminal, and as JSON.  All of it is made of records."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 
 from strategies.model.cause import PUBLIC_CALL, CauseRecord, json_data
 from strategies.model.verdict import Report
@@ -21,13 +20,14 @@ def as_text(report: Report) -> str:
 
 
 def totals(report: Report) -> str:
+    """One sentence: how many findings and causes there are, and how many scripts were run and show the fault."""
     findings = sum(len(cause.findings) for cause in report.causes)
     ran = [cause for cause in report.causes if cause.verdict]
-    again = sum(cause.reproduces for cause in ran)
+    showing = sum(cause.reproduces for cause in ran)
     causes = "1 cause" if len(report.causes) == 1 else f"{len(report.causes)} causes"
     return (
         f"torch {report.torch}: {findings} findings have {causes}; the scripts of {len(ran)} were run on "
-        f"gloo, and {again} of them show the fault."
+        f"gloo, and {showing} of them show the fault."
     )
 
 
@@ -68,10 +68,12 @@ def _where_they_differ(pair: re.Match[str]) -> str:
 
 
 def happening(reason: str) -> str:
+    """The first line of the reason of a finding, shortened."""
     return reason.splitlines()[0][:160] if reason else ""
 
 
 def cut(text: str) -> str:
+    """At most `MOST_PRINTED` letters of a text."""
     return text if len(text) <= MOST_PRINTED else f"{text[:MOST_PRINTED]} ..."
 
 
@@ -86,39 +88,3 @@ def as_json(report: Report, code: int) -> str:
         "causes": [json_data(cause) for cause in report.causes],
     }
     return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
-
-
-def table(causes: Sequence[CauseRecord]) -> str:
-    """A table in Markdown: a row for each cause."""
-    lines = [
-        "| # | cause | severity | a case that shows it | what happens | where | findings | tried |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for number, cause in enumerate(causes, 1):
-        cells = (
-            str(number), cause.name, cause.severity, f"`{_case(cause)}`", _happening(cause), f"`{cause.where}`",
-            str(len(cause.findings)), " ".join(filter(None, (cause.tried_text, cause.why))),
-        )  # fmt: skip
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def short_table(causes: Sequence[CauseRecord], most: int) -> str:
-    """A table of the first causes that reproduce."""
-    lines = ["| what is wrong | case | what happens | where in torch |", "|---|---|---|---|"]
-    for cause in [cause for cause in causes if cause.reproduces][:most]:
-        cells = (cause.what, f"`{_case(cause)}`", _happening(cause), f"`{cause.where}`")
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _case(cause: CauseRecord) -> str:
-    return cause.call or cause.findings[0]
-
-
-def _happening(cause: CauseRecord) -> str:
-    if not cause.call:
-        return "no case shows it alone"
-    if cause.verdict and not cause.reproduces:
-        return f"its script {cause.verdict} on gloo"
-    return happening(re.sub(r" \(\d+ of \d+ elements differ\)$", "", cause.reason))

@@ -167,13 +167,13 @@ def _scalars_not_finite(call: Call) -> bool:
     return any(isinstance(v, (float, complex)) and not math.isfinite(abs(v)) for v in leaves)
 
 
-def most_ordinary(start: Program, shows: Callable[[Program], bool], *, budget: int = MAX_RUNS) -> Program:
+def most_ordinary(start: Program, shows: Callable[[Program], bool]) -> Program:
     """The most ordinary program found for which `shows` holds: each step has a severity that is no worse.
 
     Float32, even shards and 1, 2, 3 ... come first, then few ranks, no second op, few dims and short ones.
     """
     stages = [(name, _more_ordinary(stage)) for name, stage in _STAGES]
-    return base_shrink.shrink(start, shows, budget=budget, stages=stages).smallest
+    return base_shrink.shrink(start, shows, budget=MAX_RUNS, stages=stages).smallest
 
 
 def _rank(program: Program) -> tuple[Severity, tuple[int, ...]]:

@@ -188,11 +188,11 @@ def alike(findings: Sequence[Finding], report: Report) -> list[list[Finding]]:
     ]
 
 
-def ops_text(findings: Sequence[Finding], most: int = 6) -> str:
+def ops_text(findings: Sequence[Finding]) -> str:
     """How many findings there are, and of which overloads: `9 findings of aten.min.default, aten.amin.default`."""
     ops = list(dict.fromkeys(finding.rule.op for finding in findings))
-    more = f" and {len(ops) - most} more" if len(ops) > most else ""
-    return f"{len(findings)} findings of {', '.join(ops[:most])}{more}"
+    more = f" and {len(ops) - 6} more" if len(ops) > 6 else ""
+    return f"{len(findings)} findings of {', '.join(ops[:6])}{more}"
 
 
 def is_public(finding: Finding) -> bool:

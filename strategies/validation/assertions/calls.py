@@ -162,15 +162,15 @@ def _applies_to(rule: AssertedRule, tensors: Sequence[Tensor], pointwise: bool) 
     return not pointwise or len(cut) < 2 or all(x.ndim == largest for x, _ in cut)
 
 
-def given_calls(calls: Calls, call: str = "assert_rule") -> st.SearchStrategy[Call]:
+def given_calls(calls: Calls) -> st.SearchStrategy[Call]:
     """The author's calls: a strategy, or a list, of (args, kwargs) or `OpCall`.  Raises `NotARule`."""
     if isinstance(calls, st.SearchStrategy):
-        return calls.map(lambda one: as_call(one, call))
+        return calls.map(as_call)
     listed = list(calls) if isinstance(calls, Iterable) and not isinstance(calls, str) else []
     if not listed:
         remedy = "Pass a list of (args, kwargs), or a strategy."
-        raise NotARule(call, "calls", repr(calls), "there is no call in it", remedy)
-    return one_of_calls([as_call(one, call) for one in listed])
+        raise NotARule("assert_rule", "calls", repr(calls), "there is no call in it", remedy)
+    return one_of_calls([as_call(one) for one in listed])
 
 
 def one_of_calls(calls: Sequence[T]) -> st.SearchStrategy[T]:
@@ -178,10 +178,10 @@ def one_of_calls(calls: Sequence[T]) -> st.SearchStrategy[T]:
     return st.sampled_from(range(len(calls))).map(lambda place: calls[place])
 
 
-def as_call(one: object, call: str = "assert_rule") -> Call:
+def as_call(one: object) -> Call:
     """The call as (args, kwargs).  Raises `NotARule`."""
     if hasattr(one, "args") and hasattr(one, "kwargs") and not inspect.isfunction(one):
         return tuple(one.args), dict(one.kwargs)
     if isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], tuple | list) and isinstance(one[1], Mapping):
         return tuple(one[0]), dict(one[1])
-    raise NotARule(call, "calls", repr(one)[:200], "this is no call", "Give each as ((x, 2.0), {'dim': 0}).")
+    raise NotARule("assert_rule", "calls", repr(one)[:200], "this is no call", "Give each as ((x, 2.0), {'dim': 0}).")

@@ -183,7 +183,7 @@ SPOILED = {
     "no text": lambda _: "\udcff", "deep": lambda _: "[" * 100_000,
     "another format": lambda text: text.replace('"format":1', '"format":2'),
     "another verdict": lambda text: text.replace('"tried":1', '"tried":2'),
-    "nothing said": lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != "said"}),
+    "no value": lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != "value"}),
 }  # fmt: skip
 
 

@@ -86,9 +86,8 @@ PARTS = {
         "ShardingPropagator._wrap_with_op_strategy": lambda: propagator()._wrap_with_op_strategy,
         "ShardingPropagator.propagate_op_sharding_non_cached": lambda: propagator().propagate_op_sharding_non_cached,
     },
-    "_op_dispatcher._custom_op_handlers, ._random_ops": {
+    "_op_dispatcher._custom_op_handlers": {
         "OpDispatcher._custom_op_handlers": lambda: DTensor._op_dispatcher._custom_op_handlers,
-        "OpDispatcher._random_ops": lambda: DTensor._op_dispatcher._random_ops,
     },
     "_op_schema.OpSchema, OpStrategy, TupleStrategy": {
         name: functools.partial(lambda name: getattr(module("_op_schema"), name), name)
@@ -228,21 +227,19 @@ def test_a_registration_of_a_users_own_op_is_asked(dtensor):
     assert not dtensor.has_unused_strategy(op)
 
 
-@pytest.mark.parametrize(("op", "own", "rewritten", "drawn"), [
-    ("aten.relu.default", False, False, False),
-    ("aten.argmax.default", True, False, False),
-    ("aten.view.default", False, True, False),
-    pytest.param("aten.squeeze.dim", False, True, False, marks=if_torch_has("squeeze_op_to_dims_variant")),
-    pytest.param("aten.native_group_norm.default", False, True, False, marks=if_torch_has("op_to_scalar_shape_adjuster")),
-    ("aten.rand_like.default", False, False, True),
+@pytest.mark.parametrize(("op", "own", "rewritten"), [
+    ("aten.relu.default", False, False),
+    ("aten.argmax.default", True, False),
+    ("aten.view.default", False, True),
+    pytest.param("aten.squeeze.dim", False, True, marks=if_torch_has("squeeze_op_to_dims_variant")),
+    pytest.param("aten.native_group_norm.default", False, True, marks=if_torch_has("op_to_scalar_shape_adjuster")),
 ])  # fmt: skip
-def test_handlers_rewritten_arguments_and_random_ops_are_known(dtensor, op, own, rewritten, drawn):
+def test_handlers_and_rewritten_arguments_are_known(dtensor, op, own, rewritten):
     found = (
         bool(dtensor.special_dispatch_reason(overload(op))),
         dtensor.rewrites_arguments(overload(op)),
-        dtensor.is_random(overload(op)),
     )
-    assert found == (own, rewritten, drawn)
+    assert found == (own, rewritten)
 
 
 # The question itself.

@@ -15,7 +15,7 @@ from localtensor.layout.mesh import Mesh
 from localtensor.layout.shard_order import lies_alike
 from localtensor.layout.shards import has_one_meaning
 from localtensor.layout.spec import Spec, StridedShard, parse
-from strategies.torch_api.specs import NoSuchSpec, device_mesh, mesh_of, of_torch, spec_of, to_torch, with_decoded_order
+from strategies.torch_api.specs import NoSuchSpec, device_mesh, mesh_of, of_torch, to_torch, with_decoded_order
 
 MESH = Mesh.of(dp=3, tp=2)
 
@@ -167,4 +167,4 @@ def test_a_mesh_without_processes_knows_where_its_rank_stands():
 @pytest.mark.mesh((2, 2))
 def test_a_dtensor_tells_its_spec(mesh):
     x = DTensor.from_local(torch.ones(2, 3), mesh, (Shard(0), Partial("sum")))
-    assert spec_of(x) == Spec(mesh_of(mesh), (Shard(0), Partial("sum")), (4, 3), torch.float32)
+    assert of_torch(x._spec) == Spec(mesh_of(mesh), (Shard(0), Partial("sum")), (4, 3), torch.float32)

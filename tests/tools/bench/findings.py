@@ -7,7 +7,9 @@ python -m tests.tools.bench.findings sweep.jsonl --write     # and write README.
 
 import argparse
 import datetime as dt
+import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from strategies.base.atomic_files import write_whole
 from strategies.base.journal import load_journal, open_journal
 from strategies.base.progress import Progress
 from strategies.base.signals import worker_count
+from strategies.model.cause import CauseRecord
 from strategies.model.settings import Settings
 from strategies.model.verdict import Finding, Report, Verdict
 from strategies.sweep import aggregate
@@ -60,11 +63,51 @@ def totals(report: Report) -> str:
     )
 
 
+def table(causes: Sequence[CauseRecord]) -> str:
+    """A table in Markdown: a row for each cause."""
+    lines = [
+        "| # | cause | severity | a case that shows it | what happens | where | findings | tried |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for number, cause in enumerate(causes, 1):
+        cells = (
+            str(number), cause.name, cause.severity, f"`{_case(cause)}`", _happening(cause), f"`{cause.where}`",
+            str(len(cause.findings)), " ".join(filter(None, (cause.tried_text, cause.why))),
+        )  # fmt: skip
+        lines.append(_row(cells))
+    return "\n".join(lines) + "\n"
+
+
+def short_table(causes: Sequence[CauseRecord], most: int) -> str:
+    """A table of the first causes that reproduce."""
+    lines = ["| what is wrong | case | what happens | where in torch |", "|---|---|---|---|"]
+    for cause in [cause for cause in causes if cause.reproduces][:most]:
+        cells = (cause.what, f"`{_case(cause)}`", _happening(cause), f"`{cause.where}`")
+        lines.append(_row(cells))
+    return "\n".join(lines) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _case(cause: CauseRecord) -> str:
+    return cause.call or cause.findings[0]
+
+
+def _happening(cause: CauseRecord) -> str:
+    if not cause.call:
+        return "no case shows it alone"
+    if cause.verdict and not cause.reproduces:
+        return f"its script {cause.verdict} on gloo"
+    return pages.happening(re.sub(r" \(\d+ of \d+ elements differ\)$", "", cause.reason))
+
+
 def whole(report: Report) -> str:
     """The page with every cause."""
     parts = [
         "# What the sweep finds in torch, by cause\n", totals(report), pages.totals(report) + "\n",
-        ABOUT, pages.table(report.causes),
+        ABOUT, table(report.causes),
     ]  # fmt: skip
     return "\n".join(parts)
 
@@ -86,7 +129,7 @@ def main() -> int:
     if causes is None:
         causes = records_of(begin, lines, workers=worker_count(None), progress=Progress())
     report = replace(aggregate.report(begin, lines), causes=causes)
-    made = f"{totals(report)}\n{pages.totals(report)}\n\n{pages.short_table(causes, SHOWN)}"
+    made = f"{totals(report)}\n{pages.totals(report)}\n\n{short_table(causes, SHOWN)}"
     sys.stdout.write(made)
     if asked.write:
         text = (ROOT / "README.md").read_text()

@@ -52,7 +52,7 @@ class Kernel:
         """The results with a group of one rank."""
         if not self.has_group(args):
             return self.cls.apply(*args)
-        with lockstep_group(1, self.axis) as group:
+        with lockstep_group(self.axis) as group:
             out = self._with_group(group)(
                 *pytree.tree_map_only(Tensor, lambda x: lt.rank_map(lambda _: x.clone()), args)
             )
@@ -68,7 +68,7 @@ class Kernel:
 
     def result_traits(self, tensors: Sequence[Tensor], text: str, wrt: Sequence[int]) -> list[functions.ResultTraits]:
         """The traits of each result, with a group of one rank."""
-        with lockstep_group(1, self.axis) as group:
+        with lockstep_group(self.axis) as group:
             given = [lt.rank_map(lambda _, x=x: x.clone()) for x in tensors]  # type: ignore[misc]
             return functions.result_traits(self._with_group(group), given, text, wrt)
 

@@ -22,7 +22,6 @@ MOST_DRAWN, MOST_ELEMENTS, MOST_TENSORS = 120, 600, 4
 """OpInfo samples that are looked at; the elements and the tensors of the largest call that is kept."""
 SIZES = ((6, 4), (5, 3))
 """Sizes of tensors of the calls that are written here: even shards, and uneven ones."""
-NO_GETTERS = ("data", "grad", "shape")
 
 
 @functools.cache

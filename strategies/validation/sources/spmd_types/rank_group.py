@@ -38,9 +38,9 @@ def lockstep_mesh(sizes: Sequence[int], names: Sequence[str]) -> Iterator[Device
 
 
 @contextlib.contextmanager
-def lockstep_group(ranks: int, axis: str) -> Iterator[Any]:
-    """A context in which all ranks run in lockstep; gives the process group of a mesh axis of that name."""
-    with lockstep_mesh((ranks,), (axis,)) as mesh:
+def lockstep_group(axis: str) -> Iterator[Any]:
+    """A context in which the one rank of a mesh runs in lockstep; gives the process group of its axis, of that name."""
+    with lockstep_mesh((1,), (axis,)) as mesh:
         yield mesh.get_group(axis)
 
 

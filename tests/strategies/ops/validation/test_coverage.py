@@ -142,6 +142,7 @@ def test_the_figure_counts_what_could_be_compared(capsys):
     said = capsys.readouterr().out
     assert "lacking: a.b.d: R -> S(0) on 2 ranks, f32[2]" in said and "not compared: a.b.e" in said
     assert (
-        "1 of 2 overloads covered; of 4 different lines of DTensor's that are right, 3 are served (2 the same)" in said
+        "1 of 2 overloads covered; of 4 different placement rules of DTensor's that are right, 3 are served (2 the same)"
+        in said
     )
     assert print_comparison([none], Console(width=300)) == NOTHING

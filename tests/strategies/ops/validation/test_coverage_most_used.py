@@ -4,19 +4,19 @@ from collections import Counter
 
 import torch
 
-from strategies.ops.validation.coverage import HOME, MOST, most_used
-from tests.tools.bench.most_used import shardable, text, used
+from strategies.ops.validation.coverage import MOST_USED, most_used
+from tests.tools.bench.most_used import MOST, shardable, text, used
 from tests.tools.bench.most_used_programs import PROGRAMS
 
 
 def test_the_list_names_each_of_so_many_overloads_once():
-    names = [line.split()[0] for line in HOME.read_text().splitlines() if not line.startswith("#")]
+    names = [line.split()[0] for line in MOST_USED.read_text().splitlines() if not line.startswith("#")]
     assert len(names) == len(set(names)) == MOST
     assert set(most_used()) <= set(names) and len(most_used()) > 0.95 * MOST
 
 
 def test_the_list_is_in_the_order_of_what_it_counts():
-    rows = [line.split() for line in HOME.read_text().splitlines() if not line.startswith("#")]
+    rows = [line.split() for line in MOST_USED.read_text().splitlines() if not line.startswith("#")]
     keys = [(-int(programs), -int(calls), -int(infos), op) for op, programs, calls, infos in rows]
     assert keys == sorted(keys)
 
