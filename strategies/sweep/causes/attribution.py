@@ -86,7 +86,6 @@ ALIASES = ("aten.alias.default", "aten.detach.default")
 RULE, REDISTRIBUTION, DISPATCHER, UNKNOWN = "rule", "redistribution", "dispatcher", "unknown"
 OWN_OPS = "public_calls."
 """The namespace of ops that programs of public calls register: what is wrong of one is wrong of the public call."""
-KINDS = (RULE, DECOMPOSITION, HANDLER, REDISTRIBUTION, DISPATCHER, PUBLIC_CALL, UNKNOWN)
 Replacement = Callable[[], AbstractContextManager[Any]]
 
 

@@ -22,6 +22,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import error_in_one_line
 from localtensor.layout import split_axis
+from strategies.model.call_signature import with_indexed_tensors
 from strategies.model.kernels import REJECTIONS
 from strategies.model.oracle import OracleResult
 from strategies.model.rule import Claim, LocalRun, Rule, Sample
@@ -29,7 +30,7 @@ from strategies.model.settings import BadSource
 from strategies.validation.probe import Case
 from strategies.validation.sources import functions
 from strategies.validation.sources.functions import FunctionCall
-from strategies.validation.sources.script import Sides, Wording, function_script, indexed
+from strategies.validation.sources.script import Sides, Wording, function_script
 
 MOST_TUPLES = 56
 """Tuples of input layouts that are put to a source about one sample on one mesh."""
@@ -194,8 +195,8 @@ class FunctionSource(abc.ABC):
             if str(claim.rule) == str(case.rule):
                 inputs, outputs = claims.words[str(claim.rule)]
                 text = case.sample.call.args[1]
-                local = self.code(claims.call, indexed(claim.local[0].args[1] if claim.local else text))
-                whole = "" if claim.run else self.code(claims.call, indexed(text))
+                local = self.code(claims.call, with_indexed_tensors(claim.local[0].args[1] if claim.local else text))
+                whole = "" if claim.run else self.code(claims.call, with_indexed_tensors(text))
                 sides = self.on_every_axis(claims.call, claim, case)
                 return function_script(
                     case.sample, case.oracle, sides, (whole, local), self.wording(claims.call, inputs, outputs), reason

@@ -1,4 +1,4 @@
-"""The sources that are known by name: our own, and those that installed packages offer under `localtensor.sources`."""
+"""The sources that are known by name: our own (`BUILT_IN_SOURCES` of model/settings.py), and those that packages offer."""
 
 from __future__ import annotations
 

@@ -121,14 +121,9 @@ def answer(call: FunctionCall) -> Answer:
         raise RefusedLayouts("the result is V, which names no dim")
     placed, made = [given[1].meaning], [second.meaning]
     if call.wrt:
-        placed, made = [*placed, _gradient(second)], [_gradient(given[1])]
+        placed, made = [*placed, two_axes.gradient_of(second)], [two_axes.gradient_of(given[1])]
     run = CollectiveRun(collective, one.axis, placed, made, call.wrt)
     return Answer((first,), run=run, parts=any(isinstance(p, Partial) for p in placed))
-
-
-def _gradient(layout: NamedLayout) -> Placement:
-    assert layout.gradient is not None, f"{layout} has no gradient"
-    return layout.gradient
 
 
 def _typed_result(

@@ -178,15 +178,15 @@ def answer(call: FunctionCall, inputs: Sequence[NamedLayout]) -> Answer:
         asked = [i for i, one in enumerate(traits) if one.requires_grad]
         pieces = _pieces(own, inputs, inner)
         _check_pieces(own, text, pieces, [found[i] for i in asked], [traits[i].shape for i in asked])
-        placed += [_gradient(found[i][1]) for i in asked]
-        made = [_gradient(inner[i]) for i in call.wrt]
+        placed += [gradient_of(found[i][1]) for i in asked]
+        made = [gradient_of(inner[i]) for i in call.wrt]
     split = any(isinstance(p, Partial) for p in placed)
     return Answer(
         tuple(one for one, _ in found), run=FunctionRun(own.function, text, placed, made, call.wrt), parts=split
     )
 
 
-def _gradient(layout: NamedLayout) -> Placement:
+def gradient_of(layout: NamedLayout) -> Placement:
     """The placement of the gradient of a tensor with this layout; the results with V are refused."""
     assert layout.gradient is not None, f"{layout} has no gradient"
     return layout.gradient

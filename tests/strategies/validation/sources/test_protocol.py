@@ -6,6 +6,7 @@ import torch
 from strategies.model.oracle import run_oracle
 from strategies.model.settings import BadSource
 from strategies.model.verdict import Verdict
+from strategies.validation.finding import case_of
 from strategies.validation.probe import check_claims
 from strategies.validation.sources.functions import FunctionCall
 from strategies.validation.sources.protocol import (
@@ -116,20 +117,31 @@ def test_tuples_have_the_same_layout_for_all_first_and_each_once():
     assert max(Counter(found).values()) == 1 and len(found) == 6
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_script_asks_nothing_of_ours(ranks):
-    source = Toy(torch.square, X)
+def scripts(source, ranks):
+    """The script of the first wrong claim about each sample."""
     for sample in source.samples((), 0):
         oracle = run_oracle(sample)
-        about = source.about(sample, oracle, 0)
-        bad = [
-            i for i in check_claims(sample, oracle, ranks, about.claims(ranks), seed=0) if i.verdict is Verdict.UNSOUND
-        ]
-        from strategies.validation.finding import case_of
+        tried = check_claims(sample, oracle, ranks, source.about(sample, oracle, 0).claims(ranks), seed=0)
+        bad = [instance for instance in tried if instance.verdict is Verdict.UNSOUND]
+        yield source.script(case_of(bad[0], 0), bad[0].evidence.reason)
 
-        text = source.script(case_of(bad[0], 0), bad[0].evidence.reason)
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_script_asks_nothing_of_ours(ranks):
+    for text in scripts(Toy(torch.square, X), ranks):
         compile(text, "script", "exec")
         assert "localtensor" not in text and "strategies" not in text and f"--nproc-per-node {ranks}" in text
+
+
+@pytest.mark.parametrize("made", ["P", "S(1)"])
+def test_pieces_of_different_sizes_make_no_whole_in_a_script(made):
+    scope = {"__name__": "script"}
+    exec(compile(next(scripts(Toy(torch.square, X), 2)), "script", "exec"), scope)
+    even, uneven = [X[:2], X[2:4]], [X[:3], X[3:]]
+    assert scope["joined"](even, made, 0).shape == ((2, 4) if made == "P" else (2, 8))
+    assert scope["joined"](uneven, made, 0) is None and scope["joined"]([None, None], made, 0) is None
+    assert scope["joined"](uneven, "S(0)", 0).equal(X)
+    assert scope["some"](None) == "pieces that make no whole"
 
 
 class Failing(Toy):
