@@ -1,8 +1,9 @@
-"""What processes use of the processor, as their parent sees it: whether they work, or wait for each other."""
+"""What a parent sees of its processes: what they use of the processor, whether they work or wait for each other, what ended them."""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Sequence
 
@@ -83,3 +84,15 @@ def is_late(passed: float, worked: float, limit: float) -> bool:
     (True, True, False, True)
     """
     return passed > limit and (worked > limit or worked < SHARE * passed or passed > BUSY_MACHINE * limit)
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal; Python has none for most real-time signals.
+
+    >>> signal_name(9), signal_name(signal.SIGRTMIN + 6)
+    ('SIGKILL', 'SIGRTMIN+6')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN{number - signal.SIGRTMIN:+}"

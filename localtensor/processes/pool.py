@@ -18,7 +18,6 @@ import contextlib
 import logging
 import pickle
 import re
-import signal
 import sys
 import threading
 import weakref
@@ -34,7 +33,7 @@ from localtensor._util.call_sites import is_user_file, place_of_frame
 from localtensor._util.events import Died, Outcome, Place, Raised, Returned, Waiting
 from localtensor._util.pickling import dumps
 from localtensor.errors import LocalTensorError, NestedRun, NeverEnded, NotImportable, RankRaised, TooFewGpus
-from localtensor.processes.idleness import Idleness
+from localtensor.processes.idleness import Idleness, signal_name
 from localtensor.processes.job import FunctionNotFound, caller_state, run_job
 from localtensor.processes.worker import GROUP_TIMEOUT, SEPARATOR, Reply
 from localtensor.processes.worker_group import WorkerGroup, ranks_end_on_sigterm
@@ -337,7 +336,7 @@ def _as_raised(outcome: Raised | Died) -> Raised:
     if isinstance(outcome, Raised):
         return outcome
     code = outcome.exitcode
-    how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    how = f"by signal {signal_name(-code)}" if code < 0 else f"with exit code {code}"
     return Raised(outcome.rank, "Died", f"its process ended {how}", "")
 
 

@@ -13,7 +13,6 @@ import gc
 import mmap
 import multiprocessing as mp
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from typing import Any, Protocol
 import torch
 
 from localtensor._util import pickling
-from localtensor.processes import end_with_parent, is_late, processor_time, sigint_blocked
+from localtensor.processes import end_with_parent, is_late, processor_time, sigint_blocked, signal_name
 
 MOST_TASKS_PER_WORKER = 200
 """Tasks after which a worker is replaced: torch's caches grow with every new op and shape."""
@@ -129,7 +128,7 @@ def exit_reason(code: int | None) -> str:
     if code == GPU_LOST:
         return "a kernel failed on the GPU (an index out of bounds, say), which then serves its process no more"
     if code is not None and code < 0:
-        return f"the process died with {signal.Signals(-code).name}"
+        return f"the process died with {signal_name(-code)}"
     return f"the process left with code {code}"
 
 

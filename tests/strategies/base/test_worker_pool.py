@@ -212,7 +212,7 @@ def test_workers_are_kept_from_one_run_to_the_next_and_replaced_when_they_retire
 
 
 @pytest.mark.parametrize(("code", "said"), [
-    (-11, "the process died with SIGSEGV"), (0, "the process left with code 0"), (None, "the process left with code None"),
+    (-11, "the process died with SIGSEGV"), (-40, "the process died with SIGRTMIN+6"), (0, "the process left with code 0"), (None, "the process left with code None"),
 ])  # fmt: skip
 def test_how_a_process_ended_is_said(code, said):
     assert exit_reason(code) == said
