@@ -1,7 +1,6 @@
 from localtensor.layout.links import MEMORY as MEMORY
 from localtensor.layout.links import NETWORK as NETWORK
 from localtensor.layout.links import TRIPS as TRIPS
-from localtensor.layout.links import BadNetwork as BadNetwork
 from localtensor.layout.links import Links as Links
 from localtensor.layout.links import Network as Network
 from localtensor.layout.mesh import Mesh as Mesh
@@ -36,7 +35,6 @@ from localtensor.layout.shards import split_by_axes as split_by_axes
 from localtensor.layout.shards import split_factors as split_factors
 from localtensor.layout.shards import strided_chunk_bounds as strided_chunk_bounds
 from localtensor.layout.spec import PARTIAL_KINDS as PARTIAL_KINDS
-from localtensor.layout.spec import ShardOrder as ShardOrder
 from localtensor.layout.spec import Spec as Spec
 from localtensor.layout.spec import StridedShard as StridedShard
 from localtensor.layout.spec import is_standard as is_standard
@@ -49,7 +47,6 @@ from localtensor.layout.spec import shorts as shorts
 from localtensor.layout.tolerance import DOUBLE_OF as DOUBLE_OF
 from localtensor.layout.tolerance import JUMP_SHARE as JUMP_SHARE
 from localtensor.layout.tolerance import MAX_JUMP_SHARE as MAX_JUMP_SHARE
-from localtensor.layout.tolerance import NOISE_FACTOR as NOISE_FACTOR
 from localtensor.layout.tolerance import all_finite as all_finite
 from localtensor.layout.tolerance import all_within_slack as all_within_slack
 from localtensor.layout.tolerance import is_float8 as is_float8
