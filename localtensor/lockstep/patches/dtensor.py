@@ -59,10 +59,10 @@ def _select_split(
         return for_each_rank_group(
             mode, _sizes(tensor), lambda of: original(shard, of(tensor), num_chunks, index, **options)
         )
-    if type(shard) is Shard and not options.get("with_padding", True) and 0 <= shard.dim < tensor.dim():
+    padding = options.get("with_padding", True)
+    if type(shard) is Shard and not padding and 0 <= shard.dim < tensor.dim():
         indices, keep_order = _indices_of_ranks(index), options.get("clone", True)
         return own_chunk(mode, tensor, shard.dim, num_chunks, indices, keep_order=keep_order)
-    padding = options.get("with_padding", True)
 
     def cut(of: Narrowing) -> Any:
         whole = shard._split_tensor(of(tensor), num_chunks, with_padding=padding, contiguous=False)[0]

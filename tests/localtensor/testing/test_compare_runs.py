@@ -93,3 +93,12 @@ def test_a_tolerance_below_zero_is_refused():
 
 def test_the_package_offers_it():
     assert lt.testing.assert_same is assert_same
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.complex64, torch.int64, torch.bool])
+def test_tensors_of_any_dtype_are_compared_within_a_tolerance(dtype):
+    first = torch.tensor([0.0, 1.0, 1.0]).to(dtype)
+    second = torch.tensor([0.0, 1.0, 0.0]).to(dtype)
+    assert_same([first], [second], atol=1)
+    with pytest.raises(AssertionError, match="in 1 of 3 elements"):
+        assert_same([first], [second], atol=0.5)
