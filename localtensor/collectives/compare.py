@@ -119,8 +119,10 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def comparable(x: Tensor) -> Tensor:
-    """The same elements in a layout and dtype that torch can compare: it has no == for sparse tensors and float8."""
+    """The same elements in a layout and dtype that torch can compare: sparse tensors, float8 and complex32 have no ==."""
     dense = x if x.layout == torch.strided else x.to_dense()
+    if dense.dtype == torch.complex32:
+        return dense.to(torch.complex64)
     return dense.float() if is_float8(dense.dtype) else dense
 
 

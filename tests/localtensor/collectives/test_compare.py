@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 import localtensor as lt
+from localtensor.collectives.compare import difference_text, same_bits
 from localtensor.errors import EarlyReturn, KindMismatch, RanksDisagree
 
 same = lt.assert_same_on_all_ranks
@@ -126,3 +127,11 @@ def test_what_was_compared_is_the_value_at_the_call():
         return x.tolist()
 
     assert lt.run(program, ranks=2, schedule="shuffled:3").values == ([0.0, 0.0], [1.0, 1.0])
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_complex_halves_are_compared():
+    one, other = torch.tensor([1j, NAN]).to(torch.complex32), torch.tensor([2j, NAN]).to(torch.complex32)
+    assert same_bits(one, one.clone())
+    assert not same_bits(one, other)
+    assert difference_text(one, other) == "in 1 of 2 elements"
