@@ -52,7 +52,7 @@ class CallArguments:
     output_splits: list[int] | None = None
     timeout: timedelta | None = None  # of a monitored barrier
     everyone: bool = False  # its wait_all_ranks
-    lists: int = 1  # of outputs, in `writes` one after the other
+    lists: int = 1  # of outputs, in `writes` one after the other; 0 before there are any
 
 
 @dataclass(frozen=True, slots=True)

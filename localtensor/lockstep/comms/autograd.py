@@ -46,8 +46,8 @@ class CollectiveCall:
                 raise AnotherMode(self.name, origin(sys._getframe(1)).place)
             if self.mode.in_flight:
                 self.mode.check_read(x, self.name)
-        arguments = CallArguments(list(tensors), [], op=self.op, root=self.root)
-        collectives.check_arguments(self.name if self.name in _CHECKED_CALLS else "", arguments, self.family)
+        arguments = CallArguments(list(tensors), [], op=self.op, root=self.root, lists=0)  # the outputs are made later
+        collectives.check_arguments(self.name, arguments, self.family)
 
     def value(self, x: Tensor) -> StackedValue:
         """The stacked value of a tensor."""
@@ -65,9 +65,6 @@ class CollectiveCall:
         """The result by the function that serves rank threads, which also raises the errors."""
         arguments = CallArguments(list(tensors), list(tensors), op=self.op, root=self.root)
         return c10d_kernels.run_rank_by_rank(self.mode, COLLECTIVE_OPS[name], arguments, self.family)
-
-
-_CHECKED_CALLS = frozenset({"all_reduce", "reduce", "broadcast", "scatter", "reduce_scatter", "reduce_scatter_tensor"})
 
 
 def apply_linear(call: CollectiveCall, x: Tensor, linear: ValueFunction, adjoint: ValueFunction) -> LocalTensor:

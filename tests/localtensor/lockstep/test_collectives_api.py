@@ -295,6 +295,13 @@ def test_refusals(name):
     assert len(str(caught.value)) > 30
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_a_refusal_begins_with_the_name_of_the_call(name):
+    with LocalTensorMode(RANKS), pytest.raises(DtypeNotCarried) as refused:
+        CALLS[name][0](torch.ones(RANKS, RANKS, dtype=torch.int16), None, RANKS)
+    assert str(refused.value).partition(":")[0] == name.split()[0].rstrip(",")
+
+
 def test_the_words_name_the_tensors_as_the_plain_functions_do():
     with LocalTensorMode(2), pytest.raises(ShapesDiffer) as caught:
         lc.all_reduce(rank_map(lambda rank: torch.ones(rank + 1)))
