@@ -117,6 +117,8 @@ class ExplorationResult:
     longest: int = 0
 
     def __str__(self) -> str:
+        if not self.schedules:
+            return "no schedule was run"
         if self.failure is None:
             every = "all " if self.complete else ""
             return f"{every}{self.schedules} schedules, at most {self.longest} steps each: nothing found"
@@ -151,7 +153,7 @@ def explore(
 
     Raises `BadExploration` for an invalid setting, `BadProgram` if `program` returns no `Program` with threads.
     """
-    check_settings(policy, schedules=schedules, bound=bound, depth=depth, steps=steps)
+    check_settings(policy, seconds, schedules=schedules, bound=bound, depth=depth, steps=steps)
     end = None if seconds is None else time.monotonic() + seconds
     frontier = Frontier(bound, schedules) if policy == "bounded" else None
     count = longest = 0
@@ -222,8 +224,11 @@ def _random_schedules(policy: str, seed: int, depth: int, longest: Callable[[], 
         seed += 1
 
 
-def check_settings(policy: str, **settings: int) -> None:
-    """Raises `BadExploration` for an unknown policy and for a setting below its least value."""
+def check_settings(policy: str, seconds: float | None, **settings: int) -> None:
+    """Raises `BadExploration` for an unknown policy, a time that is none, and for a setting below its least value."""
+    if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0):
+        remedy = "Pass 60, or None for no limit."
+        raise BadExploration("seconds", f"{seconds=!r}", "it has to be a number of seconds", remedy)
     if policy not in POLICIES:
         raise BadExploration("policy", repr(policy), "there is no such policy", f"Use {', '.join(POLICIES)}.")
     for name, value in settings.items():

@@ -156,7 +156,7 @@ def run(
     >>> run(total, [torch.tensor(1), torch.tensor(2)], ranks=2).values
     (tensor(3), tensor(3))
     """
-    _check(fn, args, ranks, on, timeout, leftovers, share)
+    _check(fn, args, ranks, on, seed, timeout, leftovers, share)
     if replicas not in MODES:
         raise UnknownWay(replicas, MODES, "replicas")
     refuse_inside_mode(ModeBusy)
@@ -220,8 +220,9 @@ def timeout_limit(timeout: float | None) -> float | None:
 
 
 def _check(
-    fn: object, args: Sequence[Any], ranks: object, on: object, timeout: Any, leftovers: object, share: object
-) -> None:
+    fn: object, args: Sequence[Any], ranks: object, on: object, seed: object, timeout: Any, leftovers: object,
+    share: object,
+) -> None:  # fmt: skip
     if not callable(fn):
         raise NotCallableWith(fn, "it is not a function")
     misfit = _signature_mismatch(fn, args)
@@ -231,6 +232,8 @@ def _check(
         raise NoRanks("run", ranks)
     if on not in RUN_MODES:
         raise UnknownWay(on, RUN_MODES)
+    if not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
+        raise WrongType("run", "seed", seed, "it is no whole number that torch.manual_seed takes", "Give it 0, say.")
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if timeout is not None and not (is_number and 0 < timeout <= DAY):
         raise NoTime("run", "timeout", timeout)
@@ -306,7 +309,7 @@ def explore_ranks(
     >>> print(explore_ranks(lambda: torch.distributed.barrier(), ranks=2, bound=1))
     all 4 schedules, at most 4 steps each: nothing found
     """
-    check_settings("bounded", schedules=schedules, bound=bound)
+    check_settings("bounded", seconds, schedules=schedules, bound=bound)
     if options.keys() & {"schedule", "on"}:
         remedy = "Leave it out, or call localtensor.run."
         raise BadExploration("options", "schedule= or on=", "the schedules are searched on rank threads", remedy)

@@ -40,7 +40,7 @@ def _check(sim: Sequence[object], real: Sequence[object], rtol: float, atol: flo
         by_rank = isinstance(run, Sequence) and not isinstance(run, str)
         if not by_rank:
             raise AssertionError(f"the {name} is a {type(run).__name__}: compare what run returned, or lists by rank")
-    if rtol < 0 or atol < 0:
+    if not (rtol >= 0 and atol >= 0):
         raise AssertionError(f"rtol={rtol}, atol={atol}: a tolerance is 0 or more")
     if len(sim) != len(real):
         raise AssertionError(f"the first run has {len(sim)} ranks, and the second {len(real)}")

@@ -1,6 +1,7 @@
 """Explorations: what is found, by which policy, how it replays, and what is refused.  The bounded search: texts,
 what costs a preemption, and that nothing comes twice."""
 
+import math
 from math import comb
 
 import pytest
@@ -255,11 +256,18 @@ def test_ctrl_c_ends_a_run_without_a_wait_for_what_has_ended(monkeypatch, late):
     ({"schedules": 0}, "explore: schedules: schedules=0: it has to be a whole number from 1. Pass 1 or more."),
     ({"bound": -1}, "explore: bound: bound=-1: it has to be a whole number from 0. Pass 0 or more."),
     ({"steps": True}, "explore: steps: steps=True: it has to be a whole number from 1. Pass 1 or more."),
+    ({"seconds": -1}, "explore: seconds: seconds=-1: it has to be a number of seconds. Pass 60, or None for no limit."),
+    ({"seconds": math.nan}, "explore: seconds: seconds=nan: it has to be a number of seconds. Pass 60, or None for no limit."),
+    ({"seconds": "1"}, "explore: seconds: seconds='1': it has to be a number of seconds. Pass 60, or None for no limit."),
 ])  # fmt: skip
 def test_a_setting_that_is_none_is_refused(setting, words):
     with pytest.raises(BadExploration) as refused:
         explore(adds, **setting)
     assert str(refused.value) == words
+
+
+def test_a_search_without_time_says_that_nothing_was_run():
+    assert str(explore(adds, seconds=0)) == "no schedule was run"
 
 
 def test_what_is_no_program_is_refused():

@@ -11,7 +11,16 @@ import torch
 import torch.distributed as dist
 
 import localtensor as lt
-from localtensor.errors import GroupsLeftOver, NoRanks, NotCallableWith, NotCopyable, NoTime, PiecesDiffer, UnknownWay
+from localtensor.errors import (
+    GroupsLeftOver,
+    NoRanks,
+    NotCallableWith,
+    NotCopyable,
+    NoTime,
+    PiecesDiffer,
+    UnknownWay,
+    WrongType,
+)
 from localtensor.runner.api import timeout_limit
 
 RANKS_SAY = "a group has at least one rank, and a whole number of them. Ask for 1 rank or more."
@@ -20,6 +29,7 @@ FN_SAYS = "Pass a function, and after it the arguments that it takes on one rank
 PIECES_SAY = "Make it 2 long, or pass a tuple to give it whole to every rank."
 LOCK_SAYS = "cannot pickle '_thread.lock' object"
 COPY_SAYS = "Make it inside the function, or bind it there by a closure or functools.partial: then the ranks share it."
+SEED_SAYS = "it is no whole number that torch.manual_seed takes. Give it 0, say."
 BAD_INPUT = {
     "no function": (NotCallableWith, (5,), {}, f"run: fn: 5: it is not a function. {FN_SAYS}"),
     "an argument is missing": (NotCallableWith, (pow, 1), {},
@@ -32,6 +42,9 @@ BAD_INPUT = {
     "ranks in words": (NoRanks, (int,), {"ranks": "2"}, f"run: ranks: ranks='2': {RANKS_SAY}"),
     "ranks is a boolean": (NoRanks, (int,), {"ranks": True}, f"run: ranks: ranks=True: {RANKS_SAY}"),
     "ranks is nothing": (NoRanks, (int,), {"ranks": None}, f"run: ranks: ranks=None: {RANKS_SAY}"),
+    "a seed in words": (WrongType, (int,), {"seed": "x"}, f"run: seed: 'x': {SEED_SAYS}"),
+    "half a seed": (WrongType, (int,), {"seed": 0.5}, f"run: seed: 0.5: {SEED_SAYS}"),
+    "too large a seed": (WrongType, (int,), {"seed": 2**64}, f"run: seed: 18446744073709551616: {SEED_SAYS}"),
     "no time": (NoTime, (int,), {"timeout": 0}, f"run: timeout: timeout=0: {TIME_SAYS}"),
     "less than no time": (NoTime, (int,), {"timeout": -1.5}, f"run: timeout: timeout=-1.5: {TIME_SAYS}"),
     "time is no number": (NoTime, (int,), {"timeout": float("nan")}, f"run: timeout: timeout=nan: {TIME_SAYS}"),

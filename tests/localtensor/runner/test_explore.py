@@ -62,7 +62,7 @@ def test_the_search_ends_at_its_limits():
 
     found = lt.explore_ranks(barriers, ranks=3, schedules=7)
     assert (found.schedules, found.complete) == (7, False)
-    assert lt.explore_ranks(barriers, ranks=3, seconds=0.0).schedules == 0
+    assert str(lt.explore_ranks(barriers, ranks=3, seconds=0.0)) == "no schedule was run"
 
 
 @pytest.mark.parametrize(
@@ -77,3 +77,8 @@ def test_the_search_ends_at_its_limits():
 def test_a_setting_that_is_none_is_refused(options, named):
     with pytest.raises(BadExploration, match=named):
         lt.explore_ranks(dist.barrier, ranks=2, **options)
+
+
+def test_a_time_that_is_none_is_refused():
+    with pytest.raises(BadExploration, match="seconds=nan: it has to be a number of seconds"):
+        lt.explore_ranks(dist.barrier, ranks=2, seconds=float("nan"))

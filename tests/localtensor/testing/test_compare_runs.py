@@ -89,13 +89,17 @@ def test_beyond_the_tolerance_and_other_kinds_do_not(first, second):
 def test_a_tolerance_below_zero_is_refused():
     with pytest.raises(AssertionError, match=r"^rtol=-1, atol=0: a tolerance is 0 or more$"):
         assert_same([1], [1], rtol=-1)
+    with pytest.raises(AssertionError, match=r"^rtol=0, atol=nan: a tolerance is 0 or more$"):
+        assert_same([1], [1], atol=float("nan"))
 
 
 def test_the_package_offers_it():
     assert lt.testing.assert_same is assert_same
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.complex64, torch.int64, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.complex64, torch.int64, torch.bool]
+)
 def test_tensors_of_any_dtype_are_compared_within_a_tolerance(dtype):
     first = torch.tensor([0.0, 1.0, 1.0]).to(dtype)
     second = torch.tensor([0.0, 1.0, 0.0]).to(dtype)
