@@ -14,6 +14,7 @@ triangle inequality.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -65,7 +66,7 @@ def plan(
         known = PLAN_CACHE.same.get((id(src), id(dst), id(price), id(topology), memory))
         if known is not None:
             return known[0]  # type: ignore[no-any-return]  # what is held beside it are the owners of these ids
-    _check_specs(src, dst)
+    _check(src, dst, topology, memory)
     return PLAN_CACHE.get(_search, src, dst, price, topology, memory, tuple([tuple(names) for names in flattened]))
 
 
@@ -85,7 +86,7 @@ def plan_uncached(
     make: Callable[..., StateTable] = StateTable,
 ) -> Plan:
     """As `plan`, without the plan cache; `make` returns the state table to search on."""
-    _check_specs(src, dst)
+    _check(src, dst, topology, memory)
     return _search(src, dst, price, topology, memory, flattened, make)
 
 
@@ -173,8 +174,13 @@ def _flattened_axes(src: Spec, names: Sequence[str]) -> tuple[int, ...]:
     return tuple(src.mesh.axis(name) for name in names)
 
 
-def _check_specs(src: Spec, dst: Spec) -> None:
-    """Raises `NoPlan` for two specs between which there can be no plan, or that are undefined; `WrongType` for no specs."""
+def _check(src: Spec, dst: Spec, topology: Topology, memory: int | None) -> None:
+    """Raises `NoPlan` for two specs between which there can be no plan, or that are undefined; `WrongType` for another type."""
+    if memory is not None and not (isinstance(memory, int | float) and not math.isnan(memory)):
+        raise WrongType("plan", "memory", memory, "it is no number of bytes", "Pass an int, as 2 * 10**9.")
+    if not isinstance(topology, Topology):
+        remedy = "Pass Topology(links), with a link for each axis."
+        raise WrongType("plan", "topology", topology, "it is no Topology", remedy)
     for name, spec in (("src", src), ("dst", dst)):
         if not isinstance(spec, Spec):
             raise WrongType("plan", name, spec, "it is no Spec", "Pass Spec(mesh, placements, shape, dtype).")

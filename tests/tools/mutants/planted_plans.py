@@ -40,7 +40,7 @@ _SEARCHED: tuple[Planted, ...] = (
             "clear() leaves plans that were asked for by the same objects", _PLANNER),
     bug("strategies/planner/search/plan_cache::PlanCache.table", "tuple(map(tuple, axes)), by\n", "tuple(map(tuple, axes)), None\n",
             "who plans by bytes is given the costs of who planned by time", _PLANNER),
-    bug("strategies/planner/search/api::_check_specs", "(src.mesh, src.shape, src.dtype) != (dst.mesh, dst.shape, dst.dtype)",
+    bug("strategies/planner/search/api::_check", "(src.mesh, src.shape, src.dtype) != (dst.mesh, dst.shape, dst.dtype)",
             "(src.mesh, src.shape) != (dst.mesh, dst.shape)", "a plan from f32 to i64, which no step makes", _PLANNER),
     bug("strategies/planner/search/api::_search", 'f"Allow {need} bytes, or more."', 'f"Allow {bytes_text(need)}, or more."',
             "who allows what the refusal asks for is refused again: it was rounded down", _PLANNER),

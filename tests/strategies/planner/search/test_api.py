@@ -1,5 +1,6 @@
 """Planning as a caller sees it: what is refused, the memory limit, the cache, the sentence of why, one answer everywhere."""
 
+import math
 import random
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor._util.units import bytes_text, time_text
 from localtensor.concurrency.single_flight import clear_all
+from localtensor.errors import WrongType
 from localtensor.layout import Network
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec, parse
@@ -386,3 +388,15 @@ def test_another_memory_of_plans_is_its_own():
     found = known.get(lambda src, dst, *_: plan_uncached(src, dst), spec("S(0)"), spec("R"), None, TOPOLOGY, None, ())
     assert found.steps and known.stats().size == 1 and PLAN_CACHE.stats().size == 0
     assert found == plan(spec("S(0)"), spec("R"))
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"memory": "1GB"}, "plan: memory: '1GB': it is no number of bytes. Pass an int, as 2 * 10**9."),
+    ({"memory": math.nan}, "plan: memory: nan: it is no number of bytes. Pass an int, as 2 * 10**9."),
+    ({"topology": 3}, "plan: topology: 3: it is no Topology. Pass Topology(links), with a link for each axis."),
+])  # fmt: skip
+def test_options_of_another_type_are_refused(options, words):
+    src, dst = (Spec(Mesh.of(dp=2), (parse(p),), (4,), torch.float32) for p in ("S(0)", "R"))
+    with pytest.raises(WrongType) as refused:
+        plan(src, dst, **options)
+    assert str(refused.value) == words
