@@ -36,7 +36,7 @@ class LockstepGroup(dist.ProcessGroup):
 
     def __init__(self, mode: Mode, groups: Sequence[Sequence[int]], name: str, *, by_number: bool = False) -> None:
         super().__init__(0, len(groups[0]))  # type: ignore[call-arg]  # the stubs lack this signature
-        self.mode, self.name_in_mode, self.by_number = mode, name, by_number
+        self.mode, self.by_number = mode, by_number
         self._groups = list(groups)
         self._family: GroupFamily | None = None
         options = cpp.FakeProcessGroup.Options()
