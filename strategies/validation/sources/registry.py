@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
 from importlib import metadata
 
 from localtensor.errors import error_in_one_line
@@ -28,7 +27,8 @@ def source_named(name: str) -> Source:
     """The source of that name; the same object for each call.  Raises `BadSource`."""
     if name in BUILT_IN_SOURCES:
         module, _, attribute = BUILT_IN_SOURCES[name].partition(":")
-        return _made(getattr(importlib.import_module(module), attribute))
+        made: Source = getattr(importlib.import_module(module), attribute)()
+        return made
     check_source(name)
     return _loaded(name, next(one for one in metadata.entry_points(group=SOURCE_GROUP) if one.name == name))
 
@@ -52,15 +52,12 @@ def source_of_rules(name: str, rules: str, folder: str) -> Source:
     return made
 
 
-def _made(source: Callable[[], Source]) -> Source:
-    return source()
-
-
 def _loaded(name: str, offered: metadata.EntryPoint) -> Source:
     try:
-        return _made(offered.load())
+        made: Source = offered.load()()
     except BadSource:
         raise
     except Exception as error:  # why: a source is a package of others, whose import may raise anything
         problem = f"loading {offered.value} raises {error_in_one_line(error)}"
         raise BadSource(name, problem, "Fix that first, or uninstall it.") from error
+    return made
