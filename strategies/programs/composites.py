@@ -5,7 +5,6 @@ DTensor has no rule for them: it sees the ops that they call, of which one may g
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,6 +27,7 @@ from strategies.programs.mesh_validation import one_sharded
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import Confirmation, is_claimed
 from strategies.torch_api import dtensor
+from strategies.torch_api.code_places import without_numbers
 
 DRAWN, KEPT, MOST_NUMEL = 24, 10, 512
 """Calls of one OpInfo that are looked at, calls that are kept of an overload, and the most elements of a tensor."""
@@ -106,7 +106,7 @@ def wrong_composites(programs: Sequence[Program]) -> list[tuple[Program, Confirm
     made: dict[tuple[str, str, str], tuple[Program, Confirmation]] = {}
     for program, found in played:
         if found.wrong or (found.refused and is_claimed(found.refused)):
-            failure = "" if found.wrong else re.sub("[0-9]+", "#", found.refused)
+            failure = "" if found.wrong else without_numbers(found.refused)
             made.setdefault((program.sample.op, program.then, failure), (program, found))
     return list(made.values())
 

@@ -131,6 +131,16 @@ def refusal_text(error: str) -> str:
     return f"{said}; the op takes the whole tensors"
 
 
+def without_numbers(error: str) -> str:
+    """An error with `#` for each number, and for each list of them: a fault has one text in tensors of any shape.
+
+    >>> without_numbers("its piece has shape (2, 1), S(0) of (2, 1, 1) is (1, 1, 1)")
+    'its piece has shape (#), S(#) of (#) is (#)'
+    """
+    lists = re.sub(r"([(\[])#(, ?#)*,?([)\]])", r"\1#\3", re.sub("-?[0-9]+", "#", error))
+    return re.sub(r"(?<!\w)([(\[])([)\]])", r"\1#\2", lists)  # no dims at all: but for `amax()`, a function
+
+
 def no_return_place(reason: str) -> CodePlace | None:
     """The function in which a call stays, by the reason of a finding; None where the reason is another one."""
     found = re.search(r"returns? within [\d.]+ s of processor time from (\S+) \(([^:()]+):(\d+)\)", reason)

@@ -25,7 +25,7 @@ from strategies.model.oracle import run_oracle
 from strategies.model.rule import DTYPE_CLASSES, Program, Rule, Sample
 from strategies.model.settings import BadSetting
 from strategies.model.verdict import ALONE, Crash, Evidence, Finding, Instance, Verdict, WorkUnit, read_unit
-from strategies.torch_api.code_places import no_return_place, refusal_text
+from strategies.torch_api.code_places import no_return_place, refusal_text, without_numbers
 from strategies.validation.probe import Case, Probe
 
 MOST_RANKS = 64
@@ -88,7 +88,7 @@ def refusal_key(candidate: Candidate) -> str:
     """The name under which equal refusals are one: of an op, its gradient or a step, by their error without its numbers."""
     then = candidate.program.then if candidate.program else ""
     what = "gradient" if re.search("grad|sgd|adam", then) else f"then {then}" if then else "call"
-    return f"{candidate.instance.rule.op}, {what}: {re.sub('[0-9]+', '#', candidate.instance.evidence.reason)}"
+    return f"{candidate.instance.rule.op}, {what}: {without_numbers(candidate.instance.evidence.reason)}"
 
 
 def case_of(instance: Instance, seed: int) -> Case:

@@ -27,7 +27,7 @@ from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.shrink.sizes import STAGES, Stage, unevenness
 from strategies.torch_api import dtensor
-from strategies.torch_api.code_places import no_return_place, refusal_text
+from strategies.torch_api.code_places import no_return_place, refusal_text, without_numbers
 from strategies.torch_api.rank_runs import shared_worlds
 from strategies.torch_api.user_modules import import_rules
 from strategies.validation.finding import Candidate, case_of
@@ -181,8 +181,7 @@ def failure_kind(reason: str) -> FailureKind:
     raised = re.search(rf"{who_raises} (\w+): (.*?)(; its peers|; the op takes|$)", reason)
     if raised:
         who = "a rank" if (raised[1] or "").startswith("rank") else "every rank"
-        message = re.sub(r"#(, ?#)*", "#", re.sub(r"-?\d+", "#", raised[3]))  # without its numbers
-        return FailureKind(f"{who} raises {raised[2]}: {message[:MESSAGE_CHARACTERS]}")
+        return FailureKind(f"{who} raises {raised[2]}: {without_numbers(raised[3])[:MESSAGE_CHARACTERS]}")
     if stays := no_return_place(reason):
         return FailureKind(f"no rank returns from {stays.name}")
     if ended := re.search(r"^hangs: |\bdies \(", reason):

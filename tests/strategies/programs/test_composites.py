@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSpec, OpStrategy
 
@@ -107,6 +107,18 @@ def test_a_gradient_is_tried_where_the_call_is_right():
     op = composed("scanned_back", Scanned.apply)
     (found,) = wrong_composites(programs_of(op))
     assert found[0].then == "grad" and "differs" in found[1].wrong
+
+
+def test_a_refusal_of_tensors_of_any_shape_is_one():
+    def takes_plain_tensors(x):
+        if isinstance(x, DTensor):
+            raise TypeError(f"no tensor of shape {tuple(x.shape)}")
+        return x * 1
+
+    op = composed("of_plain_tensors", takes_plain_tensors)
+    programs = [Program(sample(op, numbers(*shape)), (2,), ((R,),)) for shape in ((4,), (4, 6), (2, 4, 6))]
+    (found,) = wrong_composites(programs)
+    assert found[0] == programs[0] and "no tensor of shape (4,)" in found[1].refused
 
 
 def test_what_torch_does_not_support_is_no_finding():

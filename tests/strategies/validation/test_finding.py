@@ -6,6 +6,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 from strategies.model.rule import Program
 from strategies.model.verdict import Crash, Verdict
+from strategies.torch_api.code_places import without_numbers
 from strategies.validation import finding
 from strategies.validation.finding import Candidate, RuleOutcome, finding_of_candidate, finding_of_instance
 from tests.strategies.cases import numbers, sample
@@ -33,6 +34,17 @@ def test_a_line_says_what_it_is():
     assert finding.outcome_line(RuleOutcome("a", None)) == {"kind": "settled", "rule": "a", "verdict": "cleared"}
     told = finding.outcome_line(RuleOutcome("a", ALL))
     assert (told["kind"], told["rule"], told["verdict"]) == ("settled", "a", "unsound")
+
+
+@pytest.mark.parametrize("errors", [
+    ("WrongPieceShape: its piece has shape (), R of (1,) is (1,)", "WrongPieceShape: its piece has shape (4,), R of (4, 1) is (4, 1)",
+     "WrongPieceShape: its piece has shape (2, 4), R of (2, 4, 1) is (2, 4, 1)"),
+    ("RuntimeError: weight of size [1, 2, 1], expected input[1, 1, 1]", "RuntimeError: weight of size [4, 4], expected input[-1]"),
+], ids=["shapes", "sizes"])  # fmt: skip
+def test_a_refusal_of_tensors_of_any_shape_has_one_key(errors):
+    program = Program(sample("neg.default", numbers(2)), (2,), ((Replicate(),),))
+    assert len({finding.refusal_key(finding.refused_program(program, error)) for error in errors}) == 1
+    assert without_numbers("amax(): dim -1 of ()") == "amax(): dim # of (#)"
 
 
 def test_a_finding_tells_its_sample_and_where_its_values_come_from():
