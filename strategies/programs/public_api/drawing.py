@@ -212,6 +212,7 @@ def in_batches(
 
 MEANT = (
     "not supported for tensor subclasses",
+    "unsupported format string passed to",  # by Tensor.__format__ of any other class than torch.Tensor, nn.Parameter too
     "in-place operations that require placement changes are not supported",
     "which requires redistribution. Please redistribute",
 )

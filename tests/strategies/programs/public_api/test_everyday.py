@@ -417,6 +417,9 @@ def test_a_refusal_that_torch_means_is_none_for_what_the_program_itself_does():
         program("x.tolist()"), "RuntimeError: .tolist() is not supported for tensor subclasses"
     )
     assert drawing.is_refused(program("x.tolist()"), "RuntimeError: another")
+    with pytest.raises(TypeError, match="unsupported format string passed to Parameter") as error:
+        format(torch.nn.Parameter(torch.ones(())), "d")
+    assert not drawing.is_refused(program("format((x > 0).all(), 'd') of int64"), f"TypeError: {error.value}")
     reshapes = (
         "RuntimeError: This would reshape sharded dimension 0, which requires redistribution. Please redistribute it."
     )

@@ -200,3 +200,14 @@ def test_an_error_a_hang_and_a_death_are_not_silent(reason, raised):
 ])  # fmt: skip
 def test_an_error_of_an_op_without_a_rule_is_no_refusal(error, claimed):
     assert is_claimed(error) is claimed
+
+
+@pytest.mark.parametrize(("error", "claimed"), [
+    ("RuntimeError: Dilation must be 1 for tensor parallel convolution.", False),
+    ("RuntimeError: Stride must be 1 when there is padding for tensor parallel convolution.", False),
+    ("RuntimeError: _scaled_mm on DTensors doesn't support scale_result", False),
+    ("RuntimeError: redistribute from S(1) to P(product) not supported yet", True),
+    ("RuntimeError: aten.add.Tensor got mixed torch.Tensor and DTensor", True),
+])  # fmt: skip
+def test_what_dtensor_says_that_it_does_not_support_is_no_refusal(error, claimed):
+    assert is_claimed(error) is claimed
