@@ -15,6 +15,7 @@ from localtensor.layout import Layout
 from strategies.model.codec import placement_code, placements_code
 from strategies.programs.public_api.optimizer_steps import OPTIMIZER_STEPS
 from strategies.programs.public_api.tensor_steps import (
+    EVEN_SEQUENCES,
     FEW_CLASSES,
     FLOATS,
     IMAGES,
@@ -113,18 +114,21 @@ def _nested_plan(style: str, options: str) -> str:
 
 
 def trained(style: str, axes: int) -> Iterator[PublicStep]:
-    """A step of training of the same modules, called with several arguments, of pieces that are even or not and of DTensors."""
+    """A step of training of the same modules, called with several arguments, of pieces that are even or not and of DTensors.
+
+    Pieces of several shapes are for the steps about them alone: what they do to a style is one fault, whatever else varies.
+    """
     options, kind, takes, gives, modules = _STYLES[style]
-    alike = style == "SequenceParallel" or None
+    alike, even = style == "SequenceParallel" or None, EVEN_SEQUENCES if kind == SEQUENCES else kind
     one = f"parallel.{style}({options})"
     scaled = _SCALED.get(style, "ScaledLinear(n, 5)")
     for frozen in _FROZEN:
         tied = _TIED.get(style, "Tied(n)")
-        yield _varied(_nested_plan(style, options), tied, kind, takes, gives, "tied", frozen=frozen, alike=alike)
+        yield _varied(_nested_plan(style, options), tied, even, takes, gives, "tied", frozen=frozen, alike=alike)
         for module in modules:
-            yield _varied(one, module, kind, takes, gives, "frozen", frozen=frozen, alike=alike)
+            yield _varied(one, module, even, takes, gives, "frozen", frozen=frozen, alike=alike)
     for more, named in _CALLS[1:]:
-        yield _varied(one, scaled, kind, takes, gives, "arguments", more=more, named=named, alike=alike)
+        yield _varied(one, scaled, even, takes, gives, "arguments", more=more, named=named, alike=alike)
     for module in modules:
         yield _varied(one, module, kind, None, gives, "DTensor", alike=alike)
         for cut in (S0, S1) if style == "SequenceParallel" else (S0,):

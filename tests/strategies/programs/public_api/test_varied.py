@@ -271,6 +271,14 @@ def test_what_loss_parallel_gets_wrong_is_found():
         assert any(f", then {loss} of logits" in program for program in wrong), loss
 
 
+def test_pieces_of_several_shapes_are_for_the_steps_about_them():
+    steps = public_steps("parallel.SequenceParallel, modules trained", 1)
+    takes = {(step.aspect or "DTensor", step.takes) for step in steps}
+    even = {(aspect, "even sequences") for aspect in ("tied", "frozen", "arguments")}
+    assert takes == even | {("pieces", "sequences"), ("DTensor", "sequences")}
+    assert all(shape[1] % ranks == 0 for shape in drawing.SHAPES["even sequences"] for ranks in (2, 3, 4))
+
+
 def test_faults_of_unlike_aspects_are_not_one():
     every = [step for name in ("parallel.SequenceParallel, modules kept", "parallel.loss_parallel, what is within")
              for step in public_steps(name, 1)]  # fmt: skip
