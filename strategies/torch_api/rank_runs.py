@@ -300,11 +300,12 @@ def returned_values(outcomes: Sequence[Outcome]) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """Why ranks did not return, and which; `raised` if the reason is an exception."""
+    """Why ranks did not return, and which; `raised` if the reason is an exception, `refused` the error if the call raised on every rank."""
 
     text: str
     ranks: tuple[int, ...]
     raised: Raised | None = None
+    refused: str = ""
 
 
 def some_raise_text(ranks: Sequence[int], error: str) -> str:
@@ -324,8 +325,10 @@ def first_rank_failure(outcomes: Sequence[Outcome]) -> RankFailure | None:
             return RankFailure(raised, (outcome.rank,), outcome)
     waiting = [outcome for outcome in outcomes if isinstance(outcome, Waiting)]
     if held := [outcome for outcome in waiting if outcome.raised]:
-        ranks = tuple(outcome.rank for outcome in held)
-        return RankFailure(some_raise_text(ranks, held[0].raised), ranks)
+        ranks, error = tuple(outcome.rank for outcome in held), held[0].raised
+        if len(held) == len(outcomes):  # each before another one's collective: no peer is left that goes on
+            return RankFailure(f"every rank raises {error}", ranks, refused=error)
+        return RankFailure(some_raise_text(ranks, error), ranks)
     where = "; ".join(f"rank {outcome.rank} waits at {outcome.where}" for outcome in waiting)
     return RankFailure(f"hangs: {where}", tuple(outcome.rank for outcome in waiting)) if waiting else None
 

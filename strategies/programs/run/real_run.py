@@ -126,7 +126,7 @@ class ProgramRealRuns(RankProcesses):
             parts = [replace(part, seconds=SECONDS_AFTER_SIMULATION) for part in parts]
         fresh = self.fresh(len(parts))
         first = verdict(self.run(rank_run.run_pickled_task, parts))
-        raised = bool(first.rank_results) and bool(first.refused or raises(first.wrong))
+        raised = bool(first.refused or (first.rank_results and raises(first.wrong)))
         if raising and not (raised or first.wrong):  # perhaps in processes that have run it
             return self._confirmed(parts, verdict, "")
         if raised and leaves_domain(parts):
@@ -210,6 +210,8 @@ def _confirmation(
     fault = rank_runs.first_rank_failure(outcomes)
     if fault is None:
         return confirmation_of(oracle, mesh, rank_runs.returned_values(outcomes), claimed, coarse=coarse)
+    if fault.refused:
+        return Confirmation("", fault.text, refused=fault.refused)
     if fault.raised is None:
         return Confirmation(fault.text)
     note = f"the stage itself failed: {fault.raised.kind}: {fault.raised.message}"

@@ -323,6 +323,18 @@ def test_right_pieces_are_right():
     assert case_confirmation(NEG, validated([-1.0, -2.0], [-3.0, -4.0])).wrong == ""
 
 
+def test_ranks_that_each_raise_before_another_ones_collective_refuse_the_call():
+    """The error is about to be exchanged on each of them, and another collective is still on its way."""
+    outcomes = [
+        Waiting(0, "a.py:1 in f: x", "RuntimeError: shape '[1]'"),
+        Waiting(1, "a.py:1 in f: x", "IndexError: no dim"),
+    ]
+    found = case_confirmation(NEG, outcomes)
+    assert (found.wrong, found.refused) == ("", "RuntimeError: shape '[1]'") and found.note.startswith(
+        "every rank raises"
+    )
+
+
 def test_one_wrong_element_is_reported_with_both_values():
     found = case_confirmation(NEG, validated([-1.0, -2.0], [-3.0, -5.0]))
     assert_wrong(found, r".* differs at \[3\]: got -5, expected -4 \(1 of 4 elements differ\)")
