@@ -175,8 +175,9 @@ def misfit(out: DTensor, got: tuple[int, ...], rank: int) -> WrongPieceShape | N
         return None
     try:
         want = local_shapes_on(out.shape, out.placements, tuple(out.device_mesh.shape))[rank]
-    except NoSuchDim as problem:
-        return WrongPieceShape(str(problem))
+    except NoSuchDim:
+        text = f"{placement_text(out)} names a dim that a tensor of shape {tuple(out.shape)} does not have"
+        return WrongPieceShape(f"its piece has shape {got}, and {text}")
     text = f"its piece has shape {got}, {placement_text(out)} of {tuple(out.shape)} is {want}"
     return WrongPieceShape(text) if got != want else None
 

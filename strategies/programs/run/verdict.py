@@ -161,8 +161,12 @@ def with_refusal(candidate: Candidate, outcome: Confirmation, suspected: bool) -
         return outcome
     seen = candidate.instance.evidence.reason
     if outcome.refused.startswith(f"{WrongPieceShape.__name__}: "):  # found by us: gloo would end the process
-        text = outcome.refused.partition(": ")[2]
-        return replace(outcome, refused="", wrong=f"DTensor's result does not fit its own placement: {text}; {seen}")
+        text, again = (
+            outcome.refused.partition(": ")[2],
+            WrongPieceShape.__name__ in seen,
+        )  # of a larger sample, if it has
+        why = "" if again else f"; {seen}"
+        return replace(outcome, refused="", wrong=f"DTensor's result does not fit its own placement: {text}{why}")
     why = f"; {seen}" if gathered and " raises " not in seen else ""
     return replace(outcome, wrong=refusal_text(outcome.refused) + why)
 

@@ -180,6 +180,13 @@ def test_a_result_that_does_not_fit_its_own_placement_is_wrong_where_the_probe_f
     assert other.finding is None
 
 
+def test_a_shape_of_a_piece_is_given_once_as_in_the_call_that_is_shown():
+    larger = "every rank raises WrongPieceShape: its piece has shape (5, 2), S(0) of (9,) is (5,); the op takes the whole tensors"
+    outcome = replace(LOST, refused="WrongPieceShape: its piece has shape (2,), S(0) of (3,) is (1,)")
+    ((only,), _) = settled({"a": [suspect(reason=larger)]}, outcome)
+    assert only.finding.reason.endswith("own placement: its piece has shape (2,), S(0) of (3,) is (1,)")
+
+
 def test_an_average_that_gloo_cannot_make_is_not_made_in_its_place():
     ((only,), _) = settled({"a": [suspect(reason="as P(avg): the parts make 1")]}, LOST)
     assert only.finding.reason.endswith("the op takes the whole tensors; as P(avg): the parts make 1")

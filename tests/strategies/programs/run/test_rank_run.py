@@ -5,14 +5,16 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor, Shard
 
 from localtensor._util import pickling
 from localtensor.layout.shards import split_axis
 from localtensor.processes.pool import Pool
-from strategies.programs.run.rank_run import ProgramRankTask, drop_native_messages, run_pickled_task
+from strategies.programs.run.rank_run import ProgramRankTask, drop_native_messages, misfit, run_pickled_task
 from tests.strategies import planted_ops
 from tests.strategies.cases import numbers, placements, sample
 from tests.strategies.planted_ops import planted
@@ -148,6 +150,14 @@ def test_pieces_that_do_not_match_are_reported_and_are_not_put_together(validate
     ] * 2
     assert [one.shapes for one in found] == [((3, 4),), ((3, 4),)]
     assert found[0].whole == ()
+
+
+def test_a_placement_of_a_dim_that_the_result_does_not_have_is_named_with_both():
+    out = Mock(spec=DTensor, placements=(Shard(2),), shape=torch.Size(()), device_mesh=Mock(shape=(2,)))
+    assert (
+        str(misfit(out, (), 0))
+        == "its piece has shape (), and S(2) names a dim that a tensor of shape () does not have"
+    )
 
 
 def test_the_processes_serve_again_after_an_error(validated, pool):
