@@ -311,11 +311,9 @@ _LOSSES = {
     "F.cross_entropy": "F.cross_entropy(a, {t}, reduction='sum')",
     "F.cross_entropy times a pending sum": "F.cross_entropy(a, {t}, reduction='sum') * a.detach().sum()",
     "the gradient of F.cross_entropy": "torch.autograd.grad(F.cross_entropy(a, {t}, reduction='sum'), a, create_graph=True)[0]",
-    "F.nll_loss of log-probabilities": "F.nll_loss(a, {t}, reduction='sum')",
-    "F.cross_entropy of probabilities": "F.cross_entropy(a, a.detach().softmax(1) * 1, reduction='sum')",
-    "F.nll_loss of log_softmax": "F.nll_loss(F.log_softmax(a, 1), {t}, reduction='sum')",
     "log_softmax": "F.log_softmax(a, 1)",
 }
+"""torch's documentation: "Currently only the cross-entropy loss is supported", "class probabilities currently not supported"."""
 
 
 def losses(axes: int) -> Iterator[PublicStep]:
@@ -335,8 +333,9 @@ def losses(axes: int) -> Iterator[PublicStep]:
                     call = f"loss_parallel(){' entered twice' if times == 2 else ''}, then {name} of "
                     call += f"{kind} x.redistribute({listed})"
                     code = f"within(x, parallel.loss_parallel, {times}, lambda a: {loss.format(t=made)}, {listed})"
-                    aspect = "entered twice" if times == 2 else name
-                    yield PublicStep(call, code, kind, (layout,), group=f"{name} {times}", aspect=aspect)
+                    aspect, group = "entered twice" if times == 2 else name, f"{name} {times}"
+                    group += f" {kind}" if aspect == "F.cross_entropy" else ""  # what is documented, of each kind
+                    yield PublicStep(call, code, kind, (layout,), group=group, aspect=aspect)
 
 
 def contexts(axes: int) -> Iterator[PublicStep]:

@@ -264,11 +264,20 @@ def test_what_loss_parallel_gets_wrong_is_found():
     found = found_by("parallel.loss_parallel, what is within", turns=8)
     wrong = [program for program, why in found.items() if "differs" in why]
     for loss in (
-        "F.cross_entropy times a pending sum",
-        "the gradient of F.cross_entropy",
-        "F.nll_loss of log-probabilities",
+        "F.cross_entropy times a pending sum of logits",
+        "the gradient of F.cross_entropy of logits",
+        "F.cross_entropy of images",
     ):
-        assert any(f", then {loss} of logits" in program for program in wrong), loss
+        assert any(f", then {loss}" in program for program in wrong), loss
+
+
+def test_the_loss_that_loss_parallel_documents_has_a_turn_of_each_kind_and_no_other_loss_has_one():
+    name = "parallel.loss_parallel, what is within"
+    drawn = [p.then for turn, mesh in enumerate(drawing.MESHES) for p in drawing.draw_public_programs(mesh, seed=0, turn=turn)
+             if public_step(p.then)[0] == name]  # fmt: skip
+    for kind in ("logits", "images", "few classes"):
+        assert any(f"loss_parallel(), then F.cross_entropy of {kind}" in then for then in drawn), kind
+    assert not any("nll_loss" in then or "probabilities" in then for then in drawn)
 
 
 def test_pieces_of_several_shapes_are_for_the_steps_about_them():
