@@ -16,7 +16,7 @@ from localtensor.errors import BadPlacement, NoSuchDim
 from localtensor.layout import local_shapes_on, short
 from strategies.model.kernels import REJECTIONS, run_call
 from strategies.model.oracle import OracleResult, equal_within, mutates
-from strategies.model.rule import Program, Sample, placements_text, read_layout
+from strategies.model.rule import Program, Sample, overload, placements_text, read_layout
 from strategies.programs.run.program_oracle import tensors_made
 from strategies.programs.run.rank_run import ProgramRankResult, WrongPieceShape
 from strategies.programs.run.step_functions import local_inputs_of
@@ -149,12 +149,20 @@ def is_claimed(error: str) -> bool:
     return not unknown and not STATED_LIMIT.search(error)
 
 
+def _is_view_to_redistribute(candidate: Candidate, error: str) -> bool:
+    """Whether the call itself is a view, before which DTensor asks for a redistribution: torch means it, since a view moves nothing."""
+    if "Please redistribute" not in error or (candidate.program and candidate.program.then):
+        return False
+    returns = overload(candidate.instance.rule.op)._schema.returns
+    return any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+
+
 def with_refusal(candidate: Candidate, outcome: Confirmation, suspected: bool) -> Confirmation:
     """Wrong, where every rank raises for a call that plain torch takes: such a rule is as wrong as one of wrong numbers.
 
     A rule that the probe did not find wrong is right where only its result cannot be gathered: gloo has no averages.
     """
-    if not outcome.refused or not is_claimed(outcome.refused):
+    if not outcome.refused or not is_claimed(outcome.refused) or _is_view_to_redistribute(candidate, outcome.refused):
         return outcome
     gathered = bool(outcome.rank_results and outcome.rank_results[0].failed == "full_tensor")
     if gathered and not suspected:

@@ -1,5 +1,7 @@
 """Accounts of ranks against the oracle, without any run."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,14 +10,17 @@ from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.rank_run import ProgramRankResult
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import (
+    Confirmation,
     confirmation_of,
     is_claimed,
     layout_or_none,
     program_rank_diagram,
     raises,
     rank_diagram,
+    with_refusal,
 )
 from strategies.sweep.report.html_pictures import parse_picture
+from strategies.validation.finding import refused_program
 from tests.strategies.cases import numbers, placements, probe, rule, sample
 from tests.strategies.programs_of import on
 
@@ -211,3 +216,14 @@ def test_an_error_of_an_op_without_a_rule_is_no_refusal(error, claimed):
 ])  # fmt: skip
 def test_what_dtensor_says_that_it_does_not_support_is_no_refusal(error, claimed):
     assert is_claimed(error) is claimed
+
+
+def test_a_view_before_which_dtensor_asks_for_a_redistribution_is_no_refusal():
+    error = "RuntimeError: Cannot flatten unevenly sharded tensor: dimension 0. Please redistribute the tensor before this operation."
+    outcome = Confirmation("", "DTensor refuses this call", refused=error)
+    view, kron = sample("view.default", numbers(3, 2), [6]), sample("kron.default", numbers(3), numbers(3))
+    for call, then, refused in ((view, "", False), (view, "grad", True), (kron, "", True)):
+        candidate = refused_program(on(call, ", ".join(["S(0)"] * len(call.tensors)), then=then), error)
+        assert bool(with_refusal(candidate, outcome, suspected=False).wrong) is refused
+    other = replace(outcome, refused="RuntimeError: no")
+    assert with_refusal(refused_program(on(view, "S(0)"), "no"), other, suspected=False).wrong
