@@ -91,8 +91,20 @@ def _is_default(value: object, argument: SchemaArgument) -> bool:
 
 def with_tensors(sample: Sample, changed: Mapping[int, Tensor], what: str) -> Sample:
     """The same call with some tensors replaced, by leaf number; `what` is appended to its origin."""
-    tensors = tuple(changed.get(i, x) for i, x in enumerate(sample.tensors))
-    return replace(sample, tensors=tensors, origin=f"{sample.origin}, {what}")
+    return replace(sample, tensors=changed_tensors(sample, changed), origin=f"{sample.origin}, {what}")
+
+
+def changed_tensors(sample: Sample, changed: Mapping[int, Tensor]) -> tuple[Tensor, ...]:
+    """The tensors of the call, some of them replaced, by leaf number: sorted where the op requires it."""
+    names = argument_names(sample)
+    return tuple(_ordered(changed[i], names[i]) if i in changed else x for i, x in enumerate(sample.tensors))
+
+
+def _ordered(x: Tensor, name: str) -> Tensor:
+    if name not in SORTED_ARGUMENTS:
+        return x
+    rows = x.sort(-1).values
+    return x if torch.equal(rows, x) else rows  # a view stays one
 
 
 def argument_names(sample: Sample) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -17,7 +16,6 @@ from torch import Tensor
 from strategies.inputs.variants.dims_and_layout import InputForm
 from strategies.model.arguments import (
     DIMS,
-    SORTED_ARGUMENTS,
     argument_names,
     argument_values,
     call_with,
@@ -46,8 +44,7 @@ def with_operand_of_another_length(sample: Sample) -> list[Sample]:
             if other.shape[dim] == first.shape[dim] and other.shape[dim] >= 4:
                 short = other.narrow(dim, 0, other.shape[dim] // 2 + 1).clone()
                 for operand, what in (short, "shortened"), (torch.cat([other, short], dim), "lengthened"):
-                    tensors = (*sample.tensors[:i], operand, *sample.tensors[i + 1 :])
-                    made.append(replace(sample, tensors=tensors, origin=f"{sample.origin}, operand {i} {what}"))
+                    made.append(with_tensors(sample, {i: operand}, f"operand {i} {what}"))
     return made
 
 
@@ -84,21 +81,14 @@ with_one_row = partial(with_sizes, new=lambda _: 1)
 
 
 def _in_range(sample: Sample, tensors: dict[int, Tensor]) -> dict[int, Tensor]:
-    """The tensors with indices below the smallest size, which are valid in every dim, and sorted where required.
+    """The tensors with indices below the smallest size, which are valid in every dim.
 
     On a GPU an index out of range kills the process.
     """
     sizes = [size for x in tensors.values() if not is_index_dtype(x) for size in x.shape]
     least = min(sizes, default=0)
     spots = [i for i, name in enumerate(argument_names(sample)) if is_index(name) and is_index_dtype(tensors[i])]
-    tensors = _in_order(sample, tensors)
     return tensors | {i: torch.where(tensors[i] >= least, tensors[i] % least, tensors[i]) for i in spots if least}
-
-
-def _in_order(sample: Sample, tensors: dict[int, Tensor]) -> dict[int, Tensor]:
-    """The tensors of the call, sorted where the op requires it."""
-    wanted = [i for i, name in enumerate(argument_names(sample)) if name in SORTED_ARGUMENTS and i in tensors]
-    return tensors | {i: tensors[i].sort(-1).values for i in wanted}
 
 
 def _has_tensor(value: object) -> bool:
@@ -134,7 +124,7 @@ def with_oblong_sizes(sample: Sample) -> Iterator[Sample]:
         large = {i: x for i, x in enumerate(sample.tensors) if x.ndim == most and x.shape[dim] > 1}
         longer = {i: resize(x, [s + 2 * (d == dim % most) for d, s in enumerate(x.shape)]) for i, x in large.items()}
         if longer:
-            yield with_tensors(sample, _in_order(sample, longer), f"dim {dim} longer by 2")
+            yield with_tensors(sample, longer, f"dim {dim} longer by 2")
 
 
 _NO_BROADCAST = ("binary_cross_entropy",)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from strategies.model import arguments
-from strategies.model.arguments import is_index, repeats_sizes, trusts_caller, with_value_at
+from strategies.model.arguments import changed_tensors, is_index, repeats_sizes, trusts_caller, with_value_at
 from strategies.model.call_signature import holds_tensor
 from strategies.model.rule import Call, Leaf, Program, leaf_numbers, overload
 
@@ -31,9 +31,8 @@ def with_call(program: Program, call: Call) -> Program:
 
 
 def with_tensors(program: Program, changed: dict[int, Tensor]) -> Program:
-    """The program with some of its tensors replaced, by leaf number."""
-    tensors = tuple(changed.get(i, x) for i, x in enumerate(program.sample.tensors))
-    return replace(program, sample=replace(program.sample, tensors=tensors))
+    """The program with some of its tensors replaced, by leaf number: sorted where the op requires it."""
+    return replace(program, sample=replace(program.sample, tensors=changed_tensors(program.sample, changed)))
 
 
 def without_tensors(program: Program, call: Call, gone: Collection[int]) -> Program:

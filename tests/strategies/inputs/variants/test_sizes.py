@@ -65,6 +65,11 @@ def test_a_longer_row_of_boundaries_is_in_order_too():
     assert not torch.equal(longer.tensors[1], longer.tensors[1].sort(-1).values)
 
 
+def test_boundaries_of_another_length_are_in_order_too():
+    made = sizes.with_operand_of_another_length(sample("bucketize.Tensor", numbers(4), torch.arange(4.0)))
+    assert [other.tensors[1].tolist() for other in made] == [[0, 1, 2], [0, 0, 1, 1, 2, 2, 3]]
+
+
 def test_each_operand_in_turn_is_broadcast():
     made = shapes(sizes.with_broadcast_operands(sample("add.Tensor", X, X)))
     assert made == [

@@ -198,3 +198,11 @@ def test_tensors_and_calls_are_replaced_in_a_copy():
     assert [len(x) for x in other.sample.tensors] == [2, 7, 4] and other.sample.origin == "test"
     assert with_call(program, with_value_at(CAT.call, (1,), -1)).sample.call.args[1] == -1
     assert [len(x) for x in program.sample.tensors] == [2, 3, 4]
+
+
+def test_boundaries_stay_in_order_whatever_replaces_them():
+    one = sample("bucketize.Tensor", numbers(4), torch.tensor([1.5, 1.5, 2.5, 7.0]))
+    made = values(one)
+    assert len(made) > 4 and all(row == sorted(row) for _, row in made)
+    flipped = with_tensors(Program(one, (2,), ((Replicate(),),) * 2), {1: one.tensors[1].flip(0)})
+    assert torch.equal(flipped.sample.tensors[1], one.tensors[1])
