@@ -52,7 +52,7 @@ _SCRIPT = '''"""{title}
 {about}
 
 Run:  python {name}
-It starts its {ranks} ranks itself; `torchrun --nproc-per-node {ranks} {name}` does the same.
+It starts its {ranks} ranks itself; `PYTHONHASHSEED=0 torchrun --nproc-per-node {ranks} {name}` does the same.
 Exit code 1: the fault shows.  0: it does not.  2: it cannot be run with this torch.
 """
 
@@ -91,7 +91,8 @@ def start():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    env = {{**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(RANKS)}}
+    env = {{"PYTHONHASHSEED": "0", **os.environ}}  # ranks that go through a set of placements do so in one order
+    env |= {{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(RANKS)}}
     ranks = [subprocess.Popen([sys.executable, __file__], env={{**env, "RANK": str(r)}}) for r in range(RANKS)]
     end = time.time() + 120
     while None in [p.poll() for p in ranks] and not any(p.poll() for p in ranks) and time.time() < end:

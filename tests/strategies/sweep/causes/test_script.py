@@ -144,6 +144,7 @@ def test_no_title_ends_the_docstring_of_a_script():
     ("rank", "code"),
     [
         ("sys.exit(0)", 0),
+        ("sys.exit(0 if 'PYTHONHASHSEED' in os.environ else 2)", 0),
         ("sys.exit(1)", 1),
         ("sys.exit(2)", 2),
         ("sys.exit(int(os.environ['RANK']))", 1),
