@@ -42,13 +42,14 @@ from torch.utils._mode_utils import no_dispatch
 
 from localtensor._util.patching import replaced, wrapped
 from localtensor.errors import WrongPieces
-from localtensor.layout import assemble, is_supported, shorts, split
+from localtensor.layout import is_supported, shorts
 from strategies.model.kernels import REJECTIONS
 from strategies.torch_api.code_places import CodePlace, place_of, registered_place
 from strategies.torch_api.dtensor import propagator, registry_of
 from strategies.torch_api.handler_table import HANDLERS_ATTRIBUTE, torch_handlers
-from strategies.torch_api.mesh_and_caches import clear_dtensor_caches, gathered_on_mesh, number_in_mesh
-from strategies.torch_api.specs import makes_view_of_copy, of_torch, sums_bools
+from strategies.torch_api.mesh_and_caches import clear_dtensor_caches
+from strategies.torch_api.redistribute_plans import alike, gathered, parts, piece, redistributed
+from strategies.torch_api.specs import makes_view_of_copy, sums_bools
 
 STEPS = {
     "Partial": ("_reduce_value", "_reduce_shard_value", "_partition_value"),
@@ -79,6 +80,11 @@ class OpStep:
     outer: str = ""
     sums_bools: bool = False
     of_copy: bool = False
+
+    @property
+    def detail(self) -> str:
+        """Its placements: `S(0); R -> S(0)`."""
+        return " -> ".join("; ".join(side) or "()" for side in (self.inputs, self.outputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +144,7 @@ def traced() -> Iterator[Trace]:  # noqa: C901  # five short functions that shar
                 raise
         with contextlib.suppress(*REJECTIONS, WrongPieces):  # pieces of the caller's that do not fit
             right = redistributed(local, source, target)
-            if right is not None and not _alike(out, right):
+            if not alike(out, right) if right is not None else parts(out, local, source, target) is not None:
                 found.wrong.append(Transform(*names, tuple(ran), True))
         return out
 
@@ -202,14 +208,6 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(shorts(x.placements) for x in leaves if isinstance(x, DTensorSpec))
 
 
-def _alike(out: Tensor, right: Tensor) -> bool:
-    if out.shape != right.shape or out.dtype != right.dtype:
-        return False
-    if not (out.dtype.is_floating_point or out.dtype.is_complex):
-        return bool(torch.equal(out, right))
-    return bool(torch.allclose(out.to(right.dtype), right, rtol=1e-3, atol=1e-5, equal_nan=True))
-
-
 @contextlib.contextmanager
 def _handlers(table: dict[Any, Any]) -> Iterator[None]:
     with replaced(_DISPATCHER, HANDLERS_ATTRIBUTE, {**torch_handlers(), **table}):
@@ -244,35 +242,16 @@ def _redistribution(around: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
-def gathered(local: Tensor, spec: DTensorSpec) -> Tensor:
-    """The whole tensor, from the pieces of all ranks of its mesh.  Raises where these do not have the shapes of the spec."""
-    meta: Any = spec.tensor_meta
-    return assemble(gathered_on_mesh(local.detach().contiguous(), spec.mesh), of_torch(spec)).to(meta.dtype)
-
-
-def piece(whole: Tensor, spec: DTensorSpec) -> Tensor:
-    """The piece of the whole tensor on this rank; a partial value is drawn, the same way on all ranks."""
-    meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
-    here = DTensorSpec(spec.mesh, spec.placements, meta, spec.shard_order)
-    rng = torch.Generator().manual_seed(0)
-    return split(whole, of_torch(here), rng)[number_in_mesh(spec.mesh) or 0].clone()
-
-
-def redistributed(local: Tensor, source: DTensorSpec, target: DTensorSpec) -> Tensor | None:
-    """The piece under `target`, by a plain gather; None of a value that would be partial, of other placements, on other ranks."""
-    known = all(map(is_supported, source.placements)) and not any(p.is_partial() for p in target.placements)
-    if not known or number_in_mesh(source.mesh) is None:
-        return None
-    return piece(gathered(local, source), target)
-
-
 @contextlib.contextmanager
 def redistribution_replaced() -> Iterator[None]:
     """While active, DTensor's redistributions gather the whole tensor and cut it anew."""
 
     def plain(original: Callable[..., Any], local: Tensor, source: Any, target: Any, **kwargs: Any) -> Any:
-        right = redistributed(local, source, target)
-        return original(local, source, target, **kwargs) if right is None else right
+        if (right := redistributed(local, source, target)) is not None:
+            return right
+        out = original(local, source, target, **kwargs)
+        right = parts(out, local, source, target)
+        return out if right is None else right
 
     with _redistribution(plain):
         clear_dtensor_caches()

@@ -49,6 +49,7 @@ from strategies.torch_api.decompositions import candidates_set, decompositions
 Outputs = tuple[Placement | None, ...]
 LineRow = tuple[tuple[Placement | None, ...], Outputs]
 """The input placements and the output placements of one line of a strategy, each on one mesh axis."""
+BY_NAME = "DTensor takes this op for one in place, by its name"
 _FOREACH_FAMILIES = ("_foreach_", "_amp_foreach_", "_fused_")
 _INFO = getattr(single_dim_strategy, "_SingleDimStrategyInfo", None)
 ONE_PLACEMENT_PER_LIST_ITEM = "full_mesh_strategy_filter" in getattr(_INFO, "__dataclass_fields__", {})
@@ -124,8 +125,14 @@ def special_dispatch_reason(op: torch._ops.OpOverload) -> str:
         return "" if is_overlaid(op) else "DTensor has a handler of its own for this op"
     # `x << 1` is `__lshift__`, and returns x itself (2.13).
     if op._schema.name.endswith("_") and not getattr(op._schema.arguments[0].alias_info, "is_write", False):
-        return "DTensor takes this op for one in place, by its name"
+        return BY_NAME
     return "DTensor makes one number of what each rank gets" if returns_no_tensor(op) else ""
+
+
+def has_own_dispatch(op: torch._ops.OpOverload) -> bool:
+    """Whether DTensor's dispatcher treats calls of the op in a way of its own, apart from a write to the first argument."""
+    by_keyword = any(a.kwarg_only and "Tensor" in str(a.type) for a in op._schema.arguments)
+    return bool(special_dispatch_reason(op)) or by_keyword or not op._schema.is_mutable
 
 
 def returns_no_tensor(op: torch._ops.OpOverload) -> bool:

@@ -9,12 +9,13 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.experimental import implicit_replication
 
 import localtensor as lt
 from localtensor._util import Died, Outcome, Raised, Returned, Waiting, pickling
@@ -200,6 +201,16 @@ def run_on_threads(works: Sequence[MeshTask[T]]) -> list[T]:
             some = {rank: own[done] for rank, own in enumerate(per_rank) if len(own) > done}
             found.append(left[done].verdict(some, fault))
     return found
+
+
+def with_implicit_replication(work: MeshTask[T]) -> MeshTask[T]:
+    """The same, with DTensor's own switch on in each rank: it is of a thread."""
+
+    def on_rank(mesh: DeviceMesh, rank: int) -> Any:
+        with implicit_replication():
+            return work.on_rank(mesh, rank)
+
+    return replace(work, on_rank=on_rank)
 
 
 def _run(works: Sequence[MeshTask[Any]], results: Sequence[list[Any]]) -> str:

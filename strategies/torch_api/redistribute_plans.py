@@ -1,5 +1,7 @@
 """DTensor's own plan for a redistribution, computed without a process group: its transforms, in its order.
 
+And the same redistribution without a plan, on running ranks: a gather of the whole tensor, and a new cut.
+
 | torch part (under torch.distributed)                    | why                            | read on     | run on |
 |---------------------------------------------------------|--------------------------------|-------------|--------|
 | device_mesh.DeviceMesh(_init_backend=False, _rank=r)    | a mesh without processes       | 2.11 - 2.15 | 2.13   |
@@ -30,16 +32,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed import tensor as dtensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import TorchChanged, error_in_one_line
-from localtensor.layout import Mesh, Spec, short
+from localtensor.layout import Mesh, Spec, assemble, is_supported, short, split
 from strategies.model.kernels import REJECTIONS
-from strategies.torch_api.specs import rank_mesh, to_torch
+from strategies.torch_api.mesh_and_caches import gathered_on_mesh, number_in_mesh
+from strategies.torch_api.specs import of_torch, rank_mesh, to_torch
 
 Axes = tuple[int, ...]
 
@@ -157,3 +161,43 @@ def _check(transform: Transform, mesh: DeviceMesh, src: Spec) -> None:
         raise PlannerRefusal(f"it turns no Partial into another: {was} to {now}")
     elif not (hasattr(Shard, "_to_partial_tensor") and type(was) is Shard and now.reduce_op == "sum"):
         raise PlannerRefusal(f"RuntimeError: redistribute from {was} to {now} not supported yet")
+
+
+def gathered(local: Tensor, spec: DTensorSpec) -> Tensor:
+    """The whole tensor, from the pieces of all ranks of its mesh.  Raises where these do not have the shapes of the spec."""
+    meta: Any = spec.tensor_meta
+    return assemble(gathered_on_mesh(local.detach().contiguous(), spec.mesh), of_torch(spec)).to(meta.dtype)
+
+
+def piece(whole: Tensor, spec: DTensorSpec) -> Tensor:
+    """The piece of the whole tensor on this rank; a partial value is drawn, the same way on all ranks."""
+    meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
+    here = DTensorSpec(spec.mesh, spec.placements, meta, spec.shard_order)
+    rng = torch.Generator().manual_seed(0)
+    return split(whole, of_torch(here), rng)[number_in_mesh(spec.mesh) or 0].clone()
+
+
+def redistributed(local: Tensor, source: DTensorSpec, target: DTensorSpec) -> Tensor | None:
+    """The piece under `target`, by a plain gather; None of a value that would be partial, of other placements, on other ranks."""
+    known = all(map(is_supported, source.placements)) and not any(p.is_partial() for p in target.placements)
+    if not known or number_in_mesh(source.mesh) is None:
+        return None
+    return piece(gathered(local, source), target)
+
+
+def parts(out: Tensor, local: Tensor, source: DTensorSpec, target: DTensorSpec) -> Tensor | None:
+    """Where the target is partial: right parts, if `out` has another dtype than the value, or does not add up to it; else None."""
+    known = all(map(is_supported, (*source.placements, *target.placements)))
+    if not known or not any(p.is_partial() for p in target.placements) or number_in_mesh(source.mesh) is None:
+        return None
+    whole, made = gathered(local, source), gathered(out, target)
+    return None if out.dtype == local.dtype and alike(made, whole) else piece(whole, target)
+
+
+def alike(out: Tensor, right: Tensor) -> bool:
+    """Whether the tensors are equal but for rounding, with one shape and dtype."""
+    if out.shape != right.shape or out.dtype != right.dtype:
+        return False
+    if not (out.dtype.is_floating_point or out.dtype.is_complex):
+        return bool(torch.equal(out, right))
+    return bool(torch.allclose(out.to(right.dtype), right, rtol=1e-3, atol=1e-5, equal_nan=True))

@@ -129,6 +129,8 @@ def raises(reason: str) -> bool:
 
 NOT_ASSEMBLED = "DTensor cannot assemble the result"
 """The start of the note of a program whose result, as DTensor has placed it, cannot be gathered."""
+MISFIT = "DTensor's result does not fit its own placement"
+"""The start of the reason of a result whose pieces have other shapes than its own shape and placements ask for."""
 
 
 STATED_LIMIT = re.compile(
@@ -169,12 +171,9 @@ def with_refusal(candidate: Candidate, outcome: Confirmation, suspected: bool) -
         return outcome
     seen = candidate.instance.evidence.reason
     if outcome.refused.startswith(f"{WrongPieceShape.__name__}: "):  # found by us: gloo would end the process
-        text, again = (
-            outcome.refused.partition(": ")[2],
-            WrongPieceShape.__name__ in seen,
-        )  # of a larger sample, if it has
-        why = "" if again else f"; {seen}"
-        return replace(outcome, refused="", wrong=f"DTensor's result does not fit its own placement: {text}{why}")
+        text = outcome.refused.partition(": ")[2]
+        why = "" if WrongPieceShape.__name__ in seen else f"; {seen}"  # of a larger sample, if it has
+        return replace(outcome, refused="", wrong=f"{MISFIT}: {text}{why}")
     why = f"; {seen}" if gathered and " raises " not in seen else ""
     return replace(outcome, wrong=refusal_text(outcome.refused) + why)
 
@@ -301,3 +300,9 @@ def _difference(got: object, want: object, slack: Tensor | None, lost: float) ->
         return ""
     apart = ElementDifference.of(got, want, slack)
     return f"differs at {apart.place}: got {apart.got}, expected {apart.want} ({apart.share})"
+
+
+def error_text(reason: str) -> str:
+    """The error in a reason, without numbers and names of ops: of equal ones the cause is one."""
+    said = re.sub(r".*?: (?=\w+(Error|Exception): )", "", reason.splitlines()[0])
+    return re.sub(r"\w+\.\w+\.\w+", "an op", re.sub(r"[0-9]+", "#", said))[:100]

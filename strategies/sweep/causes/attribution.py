@@ -8,6 +8,7 @@ of each.  Then one part at a time is replaced, and the part whose replacement ma
 | redistributions, by a gather and a new cut; only where one was wrong | the method of the placement that ran       |
 | an op, by the op on whole tensors, with DTensor's own placements     | within this op; the first such op counts   |
 | the decomposition that was traced, by running it op by op            | the decomposition, as DTensor traces it    |
+| several handlers, or decompositions, all at once                     | the first that the run is wrong without    |
 | the rule, by replicas                                                | the registered function                    |
 | neither of these two                                                 | DTensor's dispatcher, or the op's handler  |
 | plain tensors beside DTensors, by replicas; of a call that is refused | the dispatcher's check of arguments        |
@@ -25,11 +26,10 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.experimental import implicit_replication
 
 from localtensor.errors import LocalTensorError
 from strategies.base.signals import quiet
@@ -41,7 +41,7 @@ from strategies.programs.run.follow_ups import GRADS, VIEW_STEPS, steps_of
 from strategies.programs.run.program_oracle import dispatched_ops, oracle_of_program
 from strategies.programs.run.rank_run import WrongPieceShape
 from strategies.programs.run.real_run import case_tasks, mesh_task_of, program_tasks
-from strategies.programs.run.verdict import Confirmation, raises
+from strategies.programs.run.verdict import MISFIT, Confirmation, error_text, raises
 from strategies.programs.shrink.search import failure_kind, program_of, same_kind
 from strategies.torch_api import counterfactuals
 from strategies.torch_api.code_places import (
@@ -55,8 +55,8 @@ from strategies.torch_api.code_places import (
     tracer_place,
 )
 from strategies.torch_api.counterfactuals import DECOMPOSITION, HANDLER, OpStep, Trace
-from strategies.torch_api.dtensor import special_dispatch_reason
-from strategies.torch_api.rank_runs import MeshTask, run_on_threads
+from strategies.torch_api.dtensor import has_own_dispatch
+from strategies.torch_api.rank_runs import MeshTask, run_on_threads, with_implicit_replication
 from strategies.torch_api.user_modules import import_rules
 from strategies.validation.finding import Candidate, case_of
 
@@ -78,6 +78,7 @@ STAYS = "the call stays in it, as its stack shows"
 OF_COPY = "DTensor redistributes the base first: the view is one of a copy"
 FORMULA = "the plain tensor is made by a derivative formula of autograd, which is native code"
 RAISES_IN = "it raises the error, and no replacement of one part reaches what is wrong"
+CALLED = "the place is that of the public call; the function within it that is wrong is not known"
 BEFORE_RULES = "the call is refused before DTensor looks for a rule"
 ANOTHER_FOLLOWS = "With {what} the error of one of them is gone, and another follows: {error}"
 INSTEAD = f"With {OP_BY_OP}, every rank refuses the call: "
@@ -185,18 +186,8 @@ def fault_of(found: Confirmation) -> str:
     if found.wrong:
         return found.wrong
     if found.refused.startswith(f"{WrongPieceShape.__name__}: "):  # found by us: torch raises nothing
-        return f"DTensor's result does not fit its own placement: {found.refused.partition(': ')[2]}"
+        return f"{MISFIT}: {found.refused.partition(': ')[2]}"
     return found.note if any(result.errors for result in found.rank_results) else ""
-
-
-def _with_implicit_replication(work: MeshTask[Confirmation]) -> MeshTask[Confirmation]:
-    """The same, with DTensor's own switch on in each rank: it is of a thread."""
-
-    def on_rank(mesh: DeviceMesh, rank: int) -> Any:
-        with implicit_replication():
-            return work.on_rank(mesh, rank)
-
-    return replace(work, on_rank=on_rank)
 
 
 class Attributor:
@@ -247,17 +238,18 @@ class Attributor:
             return None
         used = public_object(then)
         where = place_of(vars(used).get("__init__", used) if isinstance(used, type) else used)
-        return Attribution(PUBLIC_CALL, where, detail=step_name(then))
+        return Attribution(PUBLIC_CALL, where, detail=step_name(then), why=CALLED)
 
     def _view(self, trace: Trace) -> Attribution | None:
         """The rule of a view of a redistributed copy, in a program that writes to a view or to its base."""
-        program = self._program
-        if program is None or not VIEW_STEPS.keys() & set(steps_of(program.then)):
+        program, steps = self._program, trace.steps
+        if program is not None and program.then.startswith(PUBLIC):  # one that writes after a view was made
+            steps = steps[: max((i for i, step in enumerate(steps) if overload(step.op)._schema.is_mutable), default=0)]
+        elif program is None or not VIEW_STEPS.keys() & set(steps_of(program.then)):
             return None
-        for step in trace.steps:
+        for step in steps:
             if step.of_copy and not step.outer and self.cures(_op_replaced(program.sample.op, keep=False)):
-                detail = f"{_listed(step.inputs)} -> {_listed(step.outputs)}"
-                return Attribution(RULE, step.place, step.op, detail, BASE_REPLICATED, OF_COPY)
+                return Attribution(RULE, step.place, step.op, step.detail, BASE_REPLICATED, OF_COPY)
         return None
 
     def _traced(self, *around: Replacement, work: MeshTask[Confirmation] | None = None) -> tuple[Trace, str]:
@@ -289,8 +281,8 @@ class Attributor:
         if not trace.wrong or not self.cures(counterfactuals.redistribution_replaced):
             return None
         wrong = trace.wrong[0]
-        detail = f"{wrong.source} -> {wrong.target}"
-        return Attribution(REDISTRIBUTION, wrong.methods[-1] if wrong.methods else None, "", detail, PLAIN_MOVES)
+        place = wrong.methods[-1] if wrong.methods else None
+        return Attribution(REDISTRIBUTION, place, "", f"{wrong.source} -> {wrong.target}", PLAIN_MOVES)
 
     def _op(self, steps: Sequence[OpStep], *around: Replacement) -> Attribution | None:
         outer: dict[str, list[OpStep]] = {}
@@ -302,10 +294,30 @@ class Attributor:
         # As replicas, results of any op before the one at fault would cure it, too.  Of wrong values the last one counts, which no
         # later op would cure; an error may show where a later op reads what an earlier one made.
         late = reversed(outer) if self._first is not None and fault_class(self._first[1]) == VALUES else iter(outer)
-        tries += [*((op, True) for op in outer), *((op, False) for op in late)]
-        for op, keep in tries:
-            if self.cures(*around, _op_replaced(op, keep=keep)):
+        for op, keep in [*tries, *((op, True) for op in outer), ("", False), *((op, False) for op in late)]:
+            if not op:
+                if together := self._together(outer, around):
+                    return together
+            elif self.cures(*around, _op_replaced(op, keep=keep)):
                 return self._part(max(outer[op], key=_spread), around, keep=keep)
+        return None
+
+    def _together(self, outer: dict[str, list[OpStep]], around: Sequence[Replacement]) -> Attribution | None:
+        """The first of several handlers, or decompositions, that are wrong: with one of them replaced the others still are."""
+        plain, traced = partial(_op_replaced, keep=True), _decomposition_replaced
+        for how, whole, fix in (HANDLER, plain, PLAIN_HANDLER), (DECOMPOSITION, traced, OP_BY_OP):
+            steps = {op: step for op, calls in outer.items() for step in calls if step.how == how}
+            then = (
+                self._traced(*around, *map(whole, steps))[0].steps if steps else []
+            )  # an error may end the run before them
+            steps |= {step.op: step for step in then if step.how == how and not step.outer and step.op not in steps}
+            if len(steps) < 2 or not self.cures(*around, *map(whole, steps)):
+                continue
+            for op in list(steps):  # one that the run is right without
+                rest = {other: step for other, step in steps.items() if other != op}
+                steps = rest if rest and self.cures(*around, *map(whole, rest)) else steps
+            step = next(iter(steps.values()))
+            return Attribution(how, step.place if how == HANDLER else tracer_place(), step.op, step.detail, fix)
         return None
 
     def _by_probe(self, trace: Trace) -> Attribution | None:
@@ -315,12 +327,11 @@ class Attributor:
             return None
         step = outer[0]
         kind = step.how if step.how in (DECOMPOSITION, HANDLER) else RULE
-        detail = f"{_listed(step.inputs)} -> {_listed(step.outputs)}"
-        return Attribution(kind, step.place, step.op, detail, why=BY_PIECES)
+        return Attribution(kind, step.place, step.op, step.detail, why=BY_PIECES)
 
     def _plain_tensor(self) -> Attribution | None:
         """The part that refuses a plain tensor beside DTensors, if nothing else is wrong with the run."""
-        if self._program is None or not self.cures(work=_with_implicit_replication(self._work)):
+        if self._program is None or not self.cures(work=with_implicit_replication(self._work)):
             return None
         why = FORMULA if self._program.then in GRADS or self._program.then.startswith("grad") else ""
         return Attribution(DISPATCHER, arguments_place(), "", "a plain tensor beside DTensors", IMPLICIT, why)
@@ -330,7 +341,7 @@ class Attributor:
         seen = {step.op for step in trace.steps}
         for op in dispatched_ops(self._program) if self._program is not None else ():
             if op not in seen and self.cures(_op_replaced(op, keep=False)):
-                said, place = _error_text(reason), native_dispatcher_place()
+                said, place = error_text(reason), native_dispatcher_place()
                 return Attribution(DISPATCHER, place, "", said, WHOLE_REPLICATED, BEFORE_RULES)
         return None
 
@@ -338,53 +349,41 @@ class Attributor:
         """The function of DTensor that raises on the first rank that does, where no replacement makes the run right."""
         traces = (result.trace for result in outcome(self._work).rank_results)
         place = next(filter(None, map(raising_place, traces)), None)
-        return Attribution(DISPATCHER, place, "", _error_text(reason), why=RAISES_IN) if place else None
+        return Attribution(DISPATCHER, place, "", error_text(reason), why=RAISES_IN) if place else None
 
     def _part(self, step: OpStep, around: Sequence[Replacement], *, keep: bool) -> Attribution:
         """The part of DTensor that is wrong for this op: on whole tensors the op gives the right result."""
-        detail = f"{_listed(step.inputs)} -> {_listed(step.outputs)}"
         if step.how == HANDLER:
-            return Attribution(HANDLER, step.place, step.op, detail, PLAIN_HANDLER)
+            return Attribution(HANDLER, step.place, step.op, step.detail, PLAIN_HANDLER)
         if step.how == DECOMPOSITION and not around:
             whole = _decomposition_replaced(step.op)
             if self.cures(whole):
-                return Attribution(DECOMPOSITION, tracer_place(), step.op, detail, OP_BY_OP)
+                return Attribution(DECOMPOSITION, tracer_place(), step.op, step.detail, OP_BY_OP)
             trace, follows = self._traced(whole)
             first = self._first or self._traced()
             if fault_class(follows) == REFUSED != fault_class(first[1]):
-                return Attribution(DECOMPOSITION, tracer_place(), step.op, detail, why=INSTEAD + _error_text(follows))
+                return Attribution(
+                    DECOMPOSITION, tracer_place(), step.op, step.detail, why=INSTEAD + error_text(follows)
+                )
             inner = self._op(trace.steps, whole)
             if inner is not None:
                 return replace(inner, fix=f"{OP_BY_OP}, and in it {inner.fix}")
         if step.place is not None and (self.cures(*around, _rule_replaced(step.place, step.op))):
             kind = RULE if step.how != DECOMPOSITION else DECOMPOSITION
-            return Attribution(kind, step.place, step.op, detail, REPLICAS)
+            return Attribution(kind, step.place, step.op, step.detail, REPLICAS)
         fix = WHOLE_CUT if keep else WHOLE_REPLICATED
-        if self._judged or not _has_own_dispatch(step.op):
-            return Attribution(RULE if step.how != DECOMPOSITION else DECOMPOSITION, step.place, step.op, detail, fix)
-        return Attribution(DISPATCHER, dispatcher_place(), step.op, detail, fix)
-
-
-def _error_text(reason: str) -> str:
-    """The error in a reason, without numbers and names of ops: of equal ones the cause is one."""
-    said = re.sub(r".*?: (?=\w+(Error|Exception): )", "", reason.splitlines()[0])
-    return re.sub(r"\w+\.\w+\.\w+", "an op", re.sub(r"[0-9]+", "#", said))[:100]
+        # Placements that are not those of the pieces are no rule's: a rule says nothing of a shape.
+        misfit = overload(step.op)._schema.is_mutable and self._first is not None and MISFIT in self._first[1]
+        if not misfit and (self._judged or not has_own_dispatch(overload(step.op))):
+            return Attribution(
+                RULE if step.how != DECOMPOSITION else DECOMPOSITION, step.place, step.op, step.detail, fix
+            )
+        return Attribution(DISPATCHER, dispatcher_place(), step.op, step.detail, fix)
 
 
 def _spread(step: OpStep) -> int:
     """How many results of a call are not replicas: of several calls of an op, one of shards is the one at fault."""
     return sum(placements.replace("R", "").strip(", ") != "" for placements in step.outputs)
-
-
-def _has_own_dispatch(op: str) -> bool:
-    """Whether DTensor's dispatcher treats calls of the op in a way of its own, apart from a write to the first argument."""
-    found = overload(op)
-    by_keyword = any(a.kwarg_only and "Tensor" in str(a.type) for a in found._schema.arguments)
-    return bool(special_dispatch_reason(found)) or by_keyword or not found._schema.is_mutable
-
-
-def _listed(placements: Sequence[str]) -> str:
-    return "; ".join(placements) or "()"
 
 
 def _op_replaced(op: str, *, keep: bool) -> Replacement:

@@ -47,7 +47,7 @@ from strategies.sweep.causes.reach import Severity, forward_programs, most_ordin
 from strategies.sweep.report.html_pictures import family_of
 from strategies.torch_api.code_places import CodePlace, no_return_place, tracer_place
 from strategies.torch_api.counterfactuals import DECOMPOSITION, HANDLER
-from strategies.torch_api.dtensor import special_dispatch_reason
+from strategies.torch_api.dtensor import BY_NAME, special_dispatch_reason
 from strategies.validation import finding as finding_lines
 
 KEPT = 4
@@ -220,6 +220,16 @@ def result_class(detail: str) -> str:
     return next((letter for letter in ("P", "S", "R") if re.search(rf"\b{letter}+\b", gives)), "")
 
 
+AFTER_ANOTHER, BY_KEYWORD = "a call after one with another argument", "arguments given by keyword"
+BEHIND = {
+    AFTER_ANOTHER: "the result is that of the call before, from DTensor's cache: the registration of the op (`RuntimeSchemaInfo`) "
+    "does not name the argument for the key",
+    BY_KEYWORD: "`OpDispatcher.redistribute_local_args` leaves tensors given by keyword as they are",
+    BY_NAME: "`OpSchema.is_inplace_op` looks at the last letter of the name",
+}
+"""What a maintainer would change, where a trait of a call shows it."""
+
+
 def dispatch_trait(found: Attribution) -> str:
     """What of a call DTensor's dispatcher gets wrong: the trait in which the call differs from a plain one."""
     if not found.op:  # refused before a rule was looked for
@@ -227,14 +237,17 @@ def dispatch_trait(found: Attribution) -> str:
     op = overload(found.op)
     if reason := special_dispatch_reason(op):
         return reason
-    program = found.program
+    program, arguments, wrong = found.program, op._schema.arguments, fault_class(found.reason)
     if program is not None and split_prior_call(program.then)[1]:
-        return "a call after one with another argument"
-    if program is not None and program.sample.op == found.op:
-        if out_leaves(program.sample.call):
-            return "tensors given as out="
-        if any(name for name, _ in program.sample.call.kwargs):
-            return "arguments given by keyword"
+        return AFTER_ANOTHER
+    call = program.sample.call if program is not None and program.sample.op == found.op else None
+    own = {a.name for a in arguments if a.kwarg_only and not a.is_out and "Tensor" in str(a.type)}
+    if own and wrong in (VALUES, SHAPE) and (call is None or any(name in own for name, _ in call.kwargs)):
+        return BY_KEYWORD
+    if call is not None and out_leaves(call):
+        return "tensors given as out="
+    if call is not None and any(name for name, _ in call.kwargs):
+        return BY_KEYWORD
     return "an op in place" if op._schema.is_mutable else "the results of the ranks"
 
 
@@ -260,7 +273,8 @@ def _words(key: Key, members: Members) -> tuple[str, tuple[str, ...]]:
     if key[2] in (IN_PLACE, OUT):
         words = f"{key[2]} {'do not keep their placement' if key[2] == IN_PLACE else 'are refused'}"
     elif key[3] in (RAISES, REFUSED):
-        words = _happens(key[3], errors)
+        stays = all(no_return_place(one.reason) for _, one in members)
+        words = "no rank returns" if stays else _happens(key[3], errors)
     else:
         words = _WORDS.get((key[2], key[3]), f"wrong {key[3] or 'results'}")
         words += f" ({key[4]})" if key[0] == DECOMPOSITION and key[4] else ""
@@ -286,7 +300,8 @@ def _cause(key: Key, members: Members, case: Case | None, torch: str) -> Cause:
         findings=tuple(sorted(name for name, _ in members)),
         ops=tuple(sorted({one.op or (one.program.sample.op if one.program else "") for _, one in members} - {""})),
         function=place.name, file=place.file, line=place.line, detail=place.detail,
-        why=next(iter(Counter(one.why for _, one in members if one.why).most_common(1)), ("", 0))[0],
+        why=next(iter(Counter(one.why for _, one in members if one.why).most_common(1)), ("", 0))[0]
+        or (BEHIND.get(key[2], "") if first.kind == DISPATCHER and key[3] in (VALUES, SHAPE) else ""),
         tried=tuple(Counter(one.fix for _, one in members if one.fix).most_common()),
     )  # fmt: skip
     if case is not None:

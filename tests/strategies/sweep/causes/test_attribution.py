@@ -18,12 +18,14 @@ from strategies.sweep.causes.attribution import (
     BASE_REPLICATED,
     BEFORE_RULES,
     BY_PIECES,
+    CALLED,
     DISPATCHER,
     FORMULA,
     IMPLICIT,
     NOT_SIMULATED,
     OF_COPY,
     OP_BY_OP,
+    PLAIN_HANDLER,
     PLAIN_MOVES,
     PUBLIC_CALL,
     RAISES_IN,
@@ -46,7 +48,7 @@ from strategies.sweep.causes.attribution import (
 from strategies.sweep.causes.cause import CaseTask, _cause, cause_key, ordinary_case, result_class
 from strategies.torch_api import counterfactuals
 from strategies.torch_api.code_places import CodePlace, registered_place
-from strategies.torch_api.counterfactuals import DECOMPOSITION
+from strategies.torch_api.counterfactuals import DECOMPOSITION, HANDLER
 from strategies.validation.finding import Candidate
 from tests.strategies.sweep.causes.programs import CUMPROD, program
 from tests.strategies.wrong_here import if_cumprod_has_a_rule
@@ -82,6 +84,14 @@ ANY = program(Call("aten.any.dim", (Leaf(0), -1)), torch.ones(3, 2), inputs=((Sh
 """`any` gives its shards' answers as a pending sum of booleans."""
 
 
+WHOLE_NUMBERS = program(
+    Call("aten.add.Tensor", (Leaf(0), Leaf(1))), torch.arange(4), torch.arange(4), inputs=((Partial(),), (Replicate(),)),
+)  # fmt: skip
+"""Of the replica DTensor makes a pending sum: it divides by the number of ranks, which gives floats."""
+
+
+SQUEEZED = program(Call("aten.squeeze_.dim", (Leaf(0), -1)), torch.ones(4, 1), inputs=((Shard(0),),))
+"""Its rule is right: the dispatcher keeps the shape of what an op in place is given."""
 OF_ONE = program(
     Call("aten.mean.out", (Leaf(0), [1], True), (("out", Leaf(1)),)), torch.ones(4, 4), torch.ones(()),
     inputs=((Replicate(),), (Replicate(),)),
@@ -104,6 +114,8 @@ def caused_by(given):
         (LOSS, DECOMPOSITION, "DecompShardingStrategy._propagate_through_decomp"),
         (SHIFT, DISPATCHER, "OpDispatcher._dispatch_fast_path_python_tail"),
         (FLATTENED, REDISTRIBUTION, "Shard._to_replicate_tensor"),
+        (WHOLE_NUMBERS, REDISTRIBUTION, "Partial._partition_value"),
+        (SQUEEZED, DISPATCHER, "OpDispatcher._dispatch_fast_path_python_tail"),
     ],
 )
 def test_the_function_whose_replacement_cures_a_fault_is_its_cause(given, kind, function):
@@ -271,6 +283,31 @@ def test_of_ops_whose_replicas_cure_wrong_values_the_last_one_is_the_cause_and_o
     assert one._op([counterfactuals.OpStep(op, "strategy", None) for op in names]) == cause
 
 
+@pytest.mark.parametrize(("how", "fix"), [(HANDLER, PLAIN_HANDLER), (DECOMPOSITION, OP_BY_OP)])
+@pytest.mark.parametrize("seen", [4, 2])
+def test_of_several_handlers_that_are_wrong_the_first_is_the_cause_and_not_an_op_before_them(
+    monkeypatch, how, fix, seen
+):
+    """Replicas from `mul` hide all of them; where an error ends the run, the second one is seen once the first is replaced."""
+    steps = [
+        counterfactuals.OpStep("aten.mul.Tensor", "strategy", None),
+        counterfactuals.OpStep("aten.convolution.default", how, CodePlace("forward", "torch/x.py", 1)),
+        counterfactuals.OpStep("aten.argmax.default", how, CodePlace("right", "torch/x.py", 3)),
+        counterfactuals.OpStep("aten.convolution_backward.default", how, CodePlace("backward", "torch/x.py", 5)),
+    ]
+    wrong = {steps[1].op, steps[3].op}
+    for name in ("_op_replaced", "_decomposition_replaced"):
+        monkeypatch.setattr(attribution_module, name, lambda op, keep=True: (op, keep))
+    hidden = ("aten.mul.Tensor", False)
+    monkeypatch.setattr(Attributor, "cures", lambda self, *to: hidden in to or wrong <= {op for op, _ in to})
+    monkeypatch.setattr(Attributor, "_traced", lambda self, *to: (counterfactuals.Trace(steps), ""))
+    one = Attributor(None, judged=False)
+    one._first = (None, "on every rank: ValueError: x")
+    found = one._op(steps[:seen])
+    assert (found.kind, found.op, found.fix) == (how, "aten.convolution.default", fix)
+    assert found.place.name == ("forward" if how == HANDLER else "DecompShardingStrategy._propagate_through_decomp")
+
+
 CAST = program(
     Call("aten.alias.default", (Leaf(0),)), torch.tensor([0.5, 1.5, 2.5, 3.5], dtype=torch.complex64), inputs=((Partial(),),),
     then="cast int64",
@@ -428,6 +465,7 @@ def test_what_no_replacement_cures_in_a_program_of_a_public_call_is_that_functio
     given = next(p for p in draw_public_programs((2,), seed=0) if p.public_call.startswith("rand("))
     found = Attributor(program_work(given), judged=False, program=given).cause()
     assert (found.kind, found.place.name, found.detail) == (PUBLIC_CALL, "rand", "tensor.rand")
+    assert found.why == CALLED
     assert cause_key(found, str(given)) == (PUBLIC_CALL, "tensor.rand", REFUSED)
     assert Attributor(program_work(given), judged=False).cause().why == RAISES_IN
 
@@ -473,6 +511,7 @@ def test_the_case_of_a_public_call_fails_by_the_error_of_its_finding():
     ("DTensor refuses this call on every rank: torch.x.OutOfMemoryError: x", "an error on all ranks, for add"),
     ("DTensor refuses this call on every rank: ValueError: x", "ValueError on all ranks, for add"),
     ("rank 1 holds shape (1,), S(0) of (1,) is (0,)", "shards of a wrong shape, for add"),
+    ("no rank returns within 8 s of processor time from f (torch/x.py:7); the op takes them", "no rank returns, for add"),
 ])  # fmt: skip
 def test_a_title_says_which_error_is_raised_and_where(reason, words):
     found = Attribution(
@@ -497,6 +536,46 @@ def test_a_cause_in_a_public_call_has_its_public_name_and_its_use_in_words():
     )
     made = _cause(cause_key(found), [("name", found)], None, "2.13.0").record
     assert made.name == "parallel.C: wrong values (a training step, shared parameters)"
+
+
+WRITTEN = program(
+    Call("aten.clone.default", (Leaf(0),)), torch.arange(1.0, 5.0), inputs=((Shard(0),),), then=PUBLIC + "x[0] = y"
+)
+
+
+def test_of_a_public_call_that_writes_to_a_view_of_a_copy_the_rule_of_the_view_is_the_cause():
+    found = caused_by(WRITTEN)
+    if found is None:
+        pytest.skip("this torch refuses such a view, or has none of a copy")
+    assert (found.kind, found.op, found.fix, found.why) == (RULE, "aten.select.int", BASE_REPLICATED, OF_COPY)
+
+
+PINV, SUM = "aten.linalg_pinv.atol_rtol_tensor", "aten.nansum.default"
+GIVEN = Call(PINV, (Leaf(0),), (("rtol", Leaf(1)),))
+GIVEN_OUT = Call(f"{PINV}_out", (Leaf(0),), (("rtol", Leaf(1)), ("out", Leaf(2))))
+OTHER = Call("aten.neg.default", (Leaf(0),))
+
+
+@pytest.mark.parametrize(
+    ("call", "op", "wrong", "trait", "behind"),
+    [
+        (GIVEN, PINV, "got 1, expected 2", "arguments given by keyword", "redistribute_local_args"),
+        (OTHER, PINV, "rank 1 holds shape (1,), S(0) of (1,) is (0,)", "arguments given by keyword", "redistribute_local_args"),
+        (GIVEN_OUT, GIVEN_OUT.op, "got 1, expected 2", "arguments given by keyword", "redistribute_local_args"),
+        (GIVEN_OUT, GIVEN_OUT.op, "DTensor refuses this call on every rank: ValueError: x", "tensors given as out=", ""),
+        (OTHER, SUM, "got 1, expected 2", "the results of the ranks", ""),
+        (OTHER, "aten.__rshift__.Scalar", "got 1, expected 2", "DTensor takes this op for one in place, by its name", "is_inplace_op"),
+    ],
+)  # fmt: skip
+def test_a_fault_of_the_dispatcher_is_told_apart_by_the_call_and_its_page_names_the_function_behind(
+    call, op, wrong, trait, behind
+):
+    sample = Sample(call, (torch.ones(2, 2), torch.ones(()), torch.ones(2, 2)), "")
+    given = Program(sample, (2,), ((Replicate(),),) * 3)
+    found = Attribution(DISPATCHER, CodePlace("tail", "torch/x.py", 1), op, reason=wrong, program=given)
+    assert cause_key(found)[2] == trait
+    why = _cause(cause_key(found), [("name", found)], None, "2.13.0").record.why
+    assert behind in why if behind else not why
 
 
 def test_a_lambda_in_a_table_is_named_by_its_entry():
