@@ -158,7 +158,10 @@ def prior_call_text(call: Call) -> str:
 
 def parse_prior_call(op: str, text: str) -> Call:
     """The prior call of that text; the inverse of `prior_call_text`.  Raises ValueError for other text."""
-    node = ast.parse(text, mode="eval").body
+    try:
+        node = ast.parse(text, mode="eval").body
+    except (SyntaxError, MemoryError, RecursionError) as error:  # the last two of many brackets
+        raise ValueError(f"{text!r:.60} is no Python ({error})") from None
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "again"):
         raise ValueError(f"{text!r} is no call that came before: write again(x0, ...)")
     return Call(op, tuple(map(_value, node.args)), tuple((str(k.arg), _value(k.value)) for k in node.keywords))

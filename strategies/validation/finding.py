@@ -77,7 +77,7 @@ def repeated(candidate: Candidate) -> Candidate | None:
     then = prior_call_text(instance.sample.call)
     try:
         parse_prior_call(instance.sample.op, then)
-    except (ValueError, SyntaxError):
+    except ValueError:
         return None
     one = program or Program(instance.sample, (instance.ranks,), inputs)
     drawn = all(is_standard(p) for layout in inputs for p in layout)

@@ -234,7 +234,7 @@ def _split_position(side: str, piece: TextSpan) -> tuple[TextSpan, int | None]:
 def _placement(side: str, piece: TextSpan, shape: tuple[int, ...], dtype: torch.dtype) -> Placement:
     dims = len(shape)
     meant = suggestions.placements_near(piece.text, dims)
-    if not re.fullmatch(r"R|S\([0-9]+\)|SS\([0-9]+, ?[0-9]+\)|P\([A-Za-z_]+\)", piece.text):
+    if not re.fullmatch(r"R|S\([0-9]{1,18}\)|SS\([0-9]{1,18}, ?[0-9]{1,18}\)|P\([A-Za-z_]+\)", piece.text):
         remedy = "Write R, S(0), SS(0,2), P(sum), P(avg), P(min), P(max) or P(product)."
         problem = "a placement is missing here" if not piece.text else "this is no placement"
         if re.fullmatch(r"S\(-[0-9]+\)", piece.text):

@@ -114,6 +114,8 @@ WRONG = [
     ({"dst": "R -> R"}, "to: 'R -> R': there is a second ->", ""),
     ({"dst": "R,S(2)"}, "to: 'S(2)': the tensor has dims 0 to 1", "f32[8,4] @ dp=2,tp=2: R,R -> R,S(1)"),
     ({"dst": "R,S(-1)"}, "to: 'S(-1)': a dim is counted from the left, from 0", "f32[8,4] @ dp=2,tp=2: R,R -> R,S(1)"),
+    ({"dst": "R,S(9999999999999999999)"}, "to: 'S(9999999999999999999)': this is no placement", "f32[8,4] @ dp=2,tp=2: R,R -> R,S(1)"),
+    ({"dst": "R,SS(1,9999999999999999999)"}, "to: 'SS(1,9999999999999999999)': this is no placement", ""),
     ({"dst": "R,Shard(dim=1)"}, "to: 'Shard(dim=1)': this is no placement", "f32[8,4] @ dp=2,tp=2: R,R -> R,S(1)"),
     ({"src": "Partial(mean),R"}, "from: 'Partial(mean)'", "f32[8,4] @ dp=2,tp=2: P(avg),R -> R,R"),
     ({"src": "P(summ),R"}, "from: 'P(summ)': there is no such reduction", "f32[8,4] @ dp=2,tp=2: P(sum),R -> R,R"),
