@@ -217,10 +217,13 @@ class TorchChanged(base.Refusal, call="localtensor", argument="torch"):
 
 
 class NoRanks(base.Refusal, argument="ranks", values="ranks={ranks!r}"):
-    """A pool of no processes."""
+    """A number of ranks that no group here has."""
 
-    PROBLEM = "a group has at least one rank, and a whole number of them"
-    REMEDY = "Ask for 1 rank or more."
+    def __init__(self, call: str, ranks: object) -> None:
+        problem, remedy = "a group has at least one rank, and a whole number of them", "Ask for 1 rank or more."
+        if isinstance(ranks, int) and ranks > 1:
+            problem, remedy = "one machine has no room for so many", "Ask for fewer."
+        super().__init__(call, ranks, problem, remedy)
 
 
 class NoSuchBackend(base.Refusal, argument="backend", values="backend={backend!r}"):
@@ -229,7 +232,7 @@ class NoSuchBackend(base.Refusal, argument="backend", values="backend={backend!r
     REMEDY = "Choose one of {known}."
 
 
-DAY = 24 * 3600.0  # seconds: no limit is longer
+DAY, MOST_RANKS = 24 * 3600.0, 1 << 16  # seconds, ranks: no limit is longer, no group of threads or processes larger
 
 
 class NoTime(base.Refusal, values="{argument}={seconds!r}"):

@@ -24,6 +24,7 @@ from localtensor import errors
 from localtensor._util import ambient
 from localtensor._util.call_sites import Args, Fn, Kwargs, origin
 from localtensor._util.patching import left_alone_by_the_compiler
+from localtensor.errors.runs import MOST_RANKS
 from localtensor.lockstep import text_uses as text_uses  # noqa: PLC0414  # it refuses texts of ints of each rank
 from localtensor.lockstep.caught_errors import CaughtErrors
 from localtensor.lockstep.comms import c10d_dispatch
@@ -327,7 +328,7 @@ left_alone_by_the_compiler(LocalTensorMode.__torch_dispatch__)
 
 
 def _validated_ranks(ranks: object) -> tuple[int, ...]:
-    if isinstance(ranks, int) and not isinstance(ranks, bool) and ranks > 0:
+    if isinstance(ranks, int) and not isinstance(ranks, bool) and 0 < ranks <= MOST_RANKS << 4:
         return tuple(range(ranks))
     found = list(ranks) if isinstance(ranks, Iterable) and not isinstance(ranks, str) else []
     if not found or not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in found):

@@ -33,6 +33,7 @@ from localtensor._util.call_sites import is_user_file, place_of_frame
 from localtensor._util.events import Died, Outcome, Place, Raised, Returned, Waiting
 from localtensor._util.pickling import dumps
 from localtensor.errors import LocalTensorError, NestedRun, NeverEnded, NotImportable, RankRaised, TooFewGpus
+from localtensor.errors.runs import MOST_RANKS
 from localtensor.processes.idleness import Idleness, signal_name
 from localtensor.processes.job import FunctionNotFound, caller_state, run_job
 from localtensor.processes.worker import GROUP_TIMEOUT, SEPARATOR, Reply
@@ -61,7 +62,7 @@ class Pool:
         grace: float = 2.0,
         leave: float | None = None,
     ) -> None:
-        if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+        if not isinstance(ranks, int) or isinstance(ranks, bool) or not 0 < ranks <= MOST_RANKS:
             raise errors.NoRanks("Pool", ranks)
         if backend not in BACKENDS:
             raise errors.NoSuchBackend("Pool", backend, "no such backend is known", ", ".join(BACKENDS))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from localtensor.errors.base import LocalTensorError, refusal_sentence
-from localtensor.errors.runs import DAY
+from localtensor.errors.runs import DAY, MOST_RANKS
 
 Check = Callable[[str, str, Any], Any]
 RANK_BACKENDS = ("threads", "gloo", "nccl")
@@ -23,7 +23,7 @@ LEFTOVERS = ("ignore", "warn", "raise")
 RANKS = 2  # the number of ranks where neither the mark nor the command line gives one
 _UNSAFE = re.compile(r"[^\w.\[\]=-]+")  # what a file's name should not have of a test's
 MOST_LETTERS = 150  # of a file's name, to which a rank and an ending are added
-_NUMBER = "a number of ranks is a whole number from 1 up"
+_NUMBER = f"a number of ranks is a whole number from 1 up to {MOST_RANKS:,}"
 
 
 def file_name(text: str) -> str:
@@ -116,7 +116,7 @@ def mesh_ranks(mesh: pytest.Mark) -> int | None:
 
 
 def is_rank_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_RANKS
 
 
 def plan_test(nodeid: str, marks: Marks, settings: SessionSettings, chosen: int | None) -> RankPlan:
@@ -191,9 +191,11 @@ def _mesh(nodeid: str, mesh: pytest.Mark) -> tuple[tuple[int, ...], tuple[str, .
         takes = ", ".join([*map(repr, mesh.args), *mesh.kwargs])
         remedy = 'Write @pytest.mark.mesh((2, 2), names=("dp", "tp")).'
         raise usage_error(nodeid, call, takes, "it takes a shape and names=", remedy)
-    if not shape or not all(map(is_rank_count, shape)):
+    if not shape or not all(map(is_rank_count, shape)) or math.prod(shape) > MOST_RANKS:
         remedy = "Write for instance @pytest.mark.mesh((2, 2))."
-        raise usage_error(nodeid, call, str(shape), "a shape is whole numbers from 1 up", remedy)
+        raise usage_error(
+            nodeid, call, str(shape), f"a shape is whole numbers from 1 up, of {MOST_RANKS:,} ranks at most", remedy
+        )
     names = mesh.kwargs.get("names")
     if names is None:
         return shape, None
@@ -220,15 +222,15 @@ def usage_error(call: str, argument: str, value: str, problem: str, remedy: str)
     return pytest.UsageError(refusal_sentence(call, argument, value, problem, remedy))
 
 
-def _count(problem: str, call: str, argument: str, value: object) -> int:
+def _count(problem: str, most: float, call: str, argument: str, value: object) -> int:
     number = _whole_number(value)
-    if number is None or number < 1:
+    if number is None or not 1 <= number <= most:
         raise usage_error(call, argument, str(value), problem, "Write for instance 4.")
     return number
 
 
-check_ranks = partial(_count, _NUMBER)
-check_flaky = partial(_count, "a number of schedules is a whole number from 1 up")
+check_ranks = partial(_count, _NUMBER, MOST_RANKS)
+check_flaky = partial(_count, "a number of schedules is a whole number from 1 up", math.inf)
 
 
 def check_seed(call: str, argument: str, value: object) -> int:
@@ -266,8 +268,8 @@ def check_folder(call: str, argument: str, value: str) -> Path:
     folder = Path(value).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        problem = f"it cannot be made ({error.strerror})"
+    except (OSError, ValueError) as error:  # ValueError for a null character
+        problem = f"it cannot be made ({getattr(error, 'strerror', None) or error})"
         raise usage_error(call, argument, value, problem, "Name a folder that you may write to.") from None
     return folder
 
@@ -285,5 +287,5 @@ def check_schedule(call: str, argument: str, value: str) -> str:
 
 def _whole_number(value: object) -> int | None:
     if isinstance(value, str):
-        return int(value) if value.strip().isdecimal() else None
+        return int(value) if value.strip().isdecimal() and len(value) < 99 else None  # int() raises for 4,301 digits
     return value if isinstance(value, int) and not isinstance(value, bool) else None

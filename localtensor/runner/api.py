@@ -32,7 +32,7 @@ from localtensor.errors import (
     UnknownWay,
     WrongType,
 )
-from localtensor.errors.runs import DAY, BadExploration
+from localtensor.errors.runs import DAY, MOST_RANKS, BadExploration
 from localtensor.processes.job import to_device
 from localtensor.runner.trace.files import TraceOptions, recorded
 from localtensor.runner.trace.tables import RunMemory, Waited, waits
@@ -228,7 +228,7 @@ def _check(
     misfit = _signature_mismatch(fn, args)
     if misfit:
         raise NotCallableWith(fn, misfit)
-    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or not 0 < ranks <= MOST_RANKS:
         raise NoRanks("run", ranks)
     if on not in RUN_MODES:
         raise UnknownWay(on, RUN_MODES)

@@ -19,7 +19,7 @@ from localtensor import errors
 from localtensor._util.events import Call
 from localtensor.concurrency.schedule import replay, round_robin
 from localtensor.errors.base import Refusal
-from localtensor.errors.runs import DAY
+from localtensor.errors.runs import DAY, MOST_RANKS
 from localtensor.runner import torchrun_processes
 from localtensor.runner.torchrun_processes import PrefixedWriter, RankLines, Script, user_traceback
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 OK, FAILED, USAGE = 0, 1, 2
 RUN_MODES = ("threads", "gloo")
-MAX_RANKS = 1 << 16  # ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +117,8 @@ def run_script(options: TorchrunOptions, observer: Observer | None = None) -> in
 
 def checked_script(options: TorchrunOptions) -> Script:
     """The script, read.  Raises `Refusal` and the like for options that are not accepted, SyntaxError for the script."""
-    if options.ranks < 1:
+    if not 0 < options.ranks <= MOST_RANKS:
         raise errors.NoRanks("run", options.ranks)
-    if options.ranks > MAX_RANKS:
-        raise InvalidNumber(
-            "ranks", options.ranks, f"one machine has no room for more than {MAX_RANKS}", "Ask for fewer."
-        )
     if not -(2**63) <= options.seed < 2**63:
         raise InvalidNumber("seed", options.seed, "torch's generators do not take it", "Pass 0 to 2**63 - 1.")
     if options.on not in RUN_MODES:

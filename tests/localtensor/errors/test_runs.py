@@ -122,6 +122,8 @@ CASES = {
         "tried, and report it with your version."),
     "no ranks": Case(errors.NoRanks("Pool", 0.5),
         "Pool: ranks: ranks=0.5: a group has at least one rank, and a whole number of them. Ask for 1 rank or more."),
+    "too many ranks": Case(errors.NoRanks("Pool", 70_000),
+        "Pool: ranks: ranks=70000: one machine has no room for so many. Ask for fewer."),
     "backend": Case(errors.NoSuchBackend("Pool", "mpi", "no such backend is known", "gloo, nccl"),
         "Pool: backend: backend='mpi': no such backend is known. Choose one of gloo, nccl."),
     "no time": Case(errors.NoTime("run", "timeout", "30"),

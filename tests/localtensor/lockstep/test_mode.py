@@ -175,7 +175,7 @@ def test_a_mode_is_refused_in_a_rank_and_while_run_is_at_work():
     assert len(caught) == 3 and is_clean()
 
 
-@pytest.mark.parametrize("ranks", [0, -1, True, 2.5, "2", None, [], [0, -1], [0, "1"], [True]])
+@pytest.mark.parametrize("ranks", [0, -1, True, 2.5, "2", None, [], [0, -1], [0, "1"], [True], 10**12])
 def test_no_ranks(ranks):
     with pytest.raises(NoRanks, match="LocalTensorMode: ranks"):
         LocalTensorMode(ranks)

@@ -682,6 +682,7 @@ def test_processes_full_of_litter_are_replaced(pool, pids):
      "Pool: ranks: ranks=0: a group has at least one rank, and a whole number of them. Ask for 1 rank or more."),
     (True, {}, errors.NoRanks, ("Pool: ranks: ranks=True: a group has at least one rank, and a whole number of them."
      " Ask for 1 rank or more.")),
+    (70_000, {}, errors.NoRanks, "Pool: ranks: ranks=70000: one machine has no room for so many. Ask for fewer."),
     (2, {"backend": "glue"}, errors.NoSuchBackend,
      "Pool: backend: backend='glue': no such backend is known. Choose one of gloo, nccl, cpu:gloo,cuda:nccl."),
     (999, {"backend": "nccl"}, errors.NoSuchBackend,

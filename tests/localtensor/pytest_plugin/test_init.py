@@ -117,7 +117,8 @@ def test_an_ordinary_test_stays_ordinary(tried):
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize(("mark", "sentence"), [
-    ("ranks(0)", "@pytest.mark.ranks: 0: a number of ranks is a whole number from 1 up."),
+    ("ranks(0)", "@pytest.mark.ranks: 0: a number of ranks is a whole number from 1 up to 65,536."),
+    ("ranks(10**30)", "@pytest.mark.ranks: 1000000000000000000000000000000: a number"),
     ("ranks(-1)", "@pytest.mark.ranks: -1: a number"),
     ("ranks(True)", "@pytest.mark.ranks: True: a number"),
     ("ranks('4')", "@pytest.mark.ranks: '4': a number"),
@@ -129,7 +130,8 @@ def test_an_ordinary_test_stays_ordinary(tried):
     ("ranks(2, schedule='tight')", "@pytest.mark.ranks: schedule: 'tight': there is no policy tight"),
     ("ranks(2, schedules=0)", "@pytest.mark.ranks: schedules: 0: a number of schedules is"),
     ("ranks(2, leftovers='sweep')", "@pytest.mark.ranks: leftovers: sweep: that is nothing to do"),
-    ("mesh(())", "@pytest.mark.mesh: (): a shape is whole numbers from 1 up."),
+    ("mesh(())", "@pytest.mark.mesh: (): a shape is whole numbers from 1 up, of 65,536 ranks at most."),
+    ("mesh((300, 300))", "@pytest.mark.mesh: (300, 300): a shape"),
     ("mesh((2, 0))", "@pytest.mark.mesh: (2, 0): a shape is"),
     ("mesh(2, 2)", "@pytest.mark.mesh: 2, 2: it takes a shape and names="),
     ("mesh((2, 2), names=('a',))", "@pytest.mark.mesh: names=('a',) of (2, 2): a mesh of 2 dims has as many names"),
@@ -161,12 +163,15 @@ def test_a_test_that_asks_for_what_it_cannot_have_is_one_sentence(tried, body, s
 @pytest.mark.parametrize(("option", "sentence"), [
     ("--ranks=0", "pytest: --ranks: 0: a number of ranks is"),
     ("--ranks=four", "pytest: --ranks: four: a number of ranks is"),
+    (f"--ranks={'9' * 5000}", "9: a number of ranks is"),
+    ("--ranks=65537", "pytest: --ranks: 65537: a number of ranks is"),
     ("--ranks-on=mpi", "pytest: --ranks-on: mpi: there is no such way to run."),
     ("--rank-schedule=pct:x", "pytest: --rank-schedule: 'pct:x': it is no POLICY"),
     ("--rank-flaky=0", "pytest: --rank-flaky: 0: a number of schedules is"),
     ("--rank-seed=-1", "pytest: --rank-seed: -1: a seed is"),
     ("--rank-leftovers=", "pytest: --rank-leftovers: : that is nothing to do about"),
     ("--rank-timeout=soon", "pytest: --rank-timeout: soon: a limit is"),
+    ("-orank_trace=a\0b", "embedded null byte"),
     ("-oranks=none", "pytest: ranks: none: a number of ranks is"),
 ])  # fmt: skip
 def test_an_option_that_makes_no_sense_is_one_sentence(tried, option, sentence):

@@ -45,6 +45,8 @@ BAD_INPUT = {
     "a seed in words": (WrongType, (int,), {"seed": "x"}, f"run: seed: 'x': {SEED_SAYS}"),
     "half a seed": (WrongType, (int,), {"seed": 0.5}, f"run: seed: 0.5: {SEED_SAYS}"),
     "too large a seed": (WrongType, (int,), {"seed": 2**64}, f"run: seed: 18446744073709551616: {SEED_SAYS}"),
+    "too many ranks": (NoRanks, (int,), {"ranks": 10**30},
+        f"run: ranks: ranks={10**30}: one machine has no room for so many. Ask for fewer."),
     "no time": (NoTime, (int,), {"timeout": 0}, f"run: timeout: timeout=0: {TIME_SAYS}"),
     "less than no time": (NoTime, (int,), {"timeout": -1.5}, f"run: timeout: timeout=-1.5: {TIME_SAYS}"),
     "time is no number": (NoTime, (int,), {"timeout": float("nan")}, f"run: timeout: timeout=nan: {TIME_SAYS}"),
