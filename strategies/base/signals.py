@@ -20,7 +20,6 @@ Private parts of CPython without a public equivalent, read on 3.10 to 3.13; with
 from __future__ import annotations
 
 import _thread  # not threading: its locks may be in the hands of whom we interrupt
-import atexit
 import contextlib
 import errno
 import logging
@@ -42,6 +41,8 @@ from strategies.base.foreign_text import PrintableConsole, printable
 
 EXIT_SECONDS = 5.0
 """Seconds for the exit of the interpreter, which waits for threads and children."""
+LEAVE_SECONDS = 60.0
+"""Seconds for the exit of the interpreter after a report: threads and exit handlers of a user's module may take so long."""
 STOP_SECONDS = 20.0
 """Seconds until the process ends after a signal under `gently`: rank threads that do not react take two times five."""
 SIGNAL_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
@@ -158,13 +159,13 @@ def _handle(number: int, frame: FrameType | None) -> None:
     if again or not (_State.gentle or _State.held):
         _end(number)
     if _State.gentle:
-        _end_after(number, STOP_SECONDS)
+        _after(STOP_SECONDS, lambda: _end(number))
     if not _State.held:
         raise KeyboardInterrupt
 
 
-def _end_after(number: int, seconds: float) -> None:
-    """Ends the process after so many seconds, in any case.
+def _after(seconds: float, end: Callable[[], object]) -> None:
+    """Calls `end` after so many seconds, in a thread that holds nothing open.
 
     Returns when the thread has started: at exit CPython frees what a thread needs to start, and does not wait for it.
     """
@@ -174,7 +175,7 @@ def _end_after(number: int, seconds: float) -> None:
     def sleep_and_end() -> None:
         begun.release()
         time.sleep(seconds)
-        _end(number)
+        end()
 
     _thread.start_new_thread(sleep_and_end, ())
     begun.acquire(timeout=1)
@@ -183,11 +184,23 @@ def _end_after(number: int, seconds: float) -> None:
 def limit_exit_time() -> None:
     """After the message, limits the time of the interpreter's exit."""
     if _State.owner == os.getpid():
-        _end_after(_State.came or signal.SIGINT, EXIT_SECONDS)
+        _after(EXIT_SECONDS, lambda: _end(_State.came or signal.SIGINT))
+
+
+def limit_leaving(code: object) -> None:
+    """Ends the process with its exit code, should a thread or an exit handler of other code hold it open after the report."""
+    ours = code & 0xFF if isinstance(code, int) else EXIT_WRONG
+    what = f"a thread or an exit handler of a module or an executor of yours has not ended within {LEAVE_SECONDS:g} s"
+    _after(LEAVE_SECONDS, lambda: _leave(ours, f"localtensor: {what} of the report; it is left."))
 
 
 def _end(number: int) -> None:
-    """Cleans up and exits. Takes no lock and flushes no stream: the signal may have interrupted any code."""
+    """Ends the process as after this signal."""
+    _leave(128 + number, stop_message(number))
+
+
+def _leave(code: int, text: str) -> None:
+    """Cleans up and exits. Takes no lock and flushes no stream: a signal may have interrupted any code."""
     for pid in _children():
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
@@ -196,9 +209,9 @@ def _end(number: int) -> None:
         with contextlib.suppress(OSError):
             remove(path)
     with contextlib.suppress(OSError):
-        if text := stop_message(number):
+        if text:
             os.write(2, f"{text}\n".encode(errors="replace"))
-    os._exit(128 + number)
+    os._exit(code)
 
 
 def _folders() -> list[str]:
@@ -243,20 +256,6 @@ def _reset_in_child() -> None:
     for number in SIGNAL_NAMES:
         if signal.getsignal(number) is _handle:
             signal.signal(number, signal.SIG_DFL)
-
-
-def end_beside_triton(code: object) -> None:
-    """Ends the process as the interpreter does, but for its last step, in which triton prints 60 lines of what it leaks.
-
-    torch's OpInfo database imports triton where it is installed: as it is beside torch for GPUs, which pip installs on Linux.
-    """
-    if "triton" in sys.modules and isinstance(code, int):
-        sys.modules["threading"]._shutdown()
-        atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
-        os._exit(code & 0xFF)
 
 
 EXIT_CLEAN, EXIT_WRONG, EXIT_USAGE, EXIT_NOTHING, EXIT_INTERRUPTED = 0, 1, 2, 3, 130

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
@@ -349,6 +350,20 @@ app.add_typer(cost)
 CHANGED = b"localtensor itself failed, or a module of yours has changed Python; this says nothing about any rule.\n"
 
 
+def _end_beside_triton(code: object) -> None:
+    """Ends the process as the interpreter does, but for its last step, in which triton prints 60 lines of what it leaks.
+
+    torch's OpInfo database imports triton where it is installed: as it is beside torch for GPUs, which pip installs on Linux.
+    """
+    if "triton" in sys.modules and isinstance(code, int):
+        sys.modules["threading"]._shutdown()
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(code & 0xFF)
+
+
 def main() -> None:
     """The console script.  The words after `run` are left alone: a `--ranks` among them may be the script's own."""
     signals.install_handlers()
@@ -359,7 +374,9 @@ def main() -> None:
     try:
         app(args=words if words[:1] == ["run"] else repeat_options(words))
     except SystemExit as leaving:
-        signals.end_beside_triton(leaving.code)
+        if words[:1] != ["run"]:  # the threads and handlers of a script are its own
+            signals.limit_leaving(leaving.code)
+        _end_beside_triton(leaving.code)
         raise
     except OSError as error:  # of --help and --version: commands handle errors of their own output
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -242,3 +242,32 @@ def test_a_program_that_foreign_code_has_changed_does_not_end_with_a_verdict(how
     )
     assert done.returncode == 3 and done.stderr.endswith(said)
     assert ("ZeroDivisionError" in done.stderr) is ("1 / 0" in how)
+
+
+HELD = """
+import atexit, sys, threading, time
+from strategies.base import signals
+from strategies.cli import app
+signals.LEAVE_SECONDS = 0.1
+sys.argv = ["localtensor", *sys.argv[1:]]
+HOW
+app.main()
+"""
+
+
+@pytest.mark.parametrize("how", [
+    "threading.Thread(target=time.sleep, args=(600,)).start()", "atexit.register(time.sleep, 600)",
+], ids=["thread", "handler"])  # fmt: skip
+def test_what_foreign_code_has_left_running_does_not_hold_a_command_open(how):
+    words = [sys.executable, "-c", HELD.replace("HOW", how), "report", "nowhere"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.endswith("of yours has not ended within 0.1 s of the report; it is left.\n")
+
+
+def test_the_handlers_of_a_script_take_as_long_as_they_like(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import atexit, time\natexit.register(print, 'late')\natexit.register(time.sleep, 1)\n")
+    words = [sys.executable, "-c", HELD.replace("HOW", ""), "run", str(script)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "late\n"), done.stderr
