@@ -90,6 +90,9 @@ class WorkerGroup:
     def begin(self) -> None:
         """Start all processes; `join` waits for them.  Raises `PoolDidNotStart`."""
         context = self.context()
+        if context.get_start_method() != "fork" and (program := _unreadable_program()):
+            why = f"their `__main__` is {program}, which is no file that they can read"
+            raise errors.PoolDidNotStart("Pool.call", self.ranks, why)
         shared = worker_environment(self.ranks)
         with _without_cpp_warnings():
             for rank in range(self.ranks):
@@ -261,6 +264,15 @@ class WorkerGroup:
 def _calls_for_fence(reply: Reply) -> bool:
     """Whether this job must be followed by a fence: it finished, and it used the default group."""
     return reply.kind in ("returned", "unsendable") and reply.steps is not None and reply.steps[0] != reply.steps[1]
+
+
+def _unreadable_program() -> str:
+    """The program of this process, if each worker would run it again and cannot: one from standard input; else empty."""
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    if not path or getattr(main, "__spec__", None) is not None:
+        return ""
+    return "" if os.path.exists(os.path.join(multiprocessing.process.ORIGINAL_DIR or "", path)) else str(path)  # type: ignore[attr-defined]
 
 
 def _startup_error(reply: Reply | None) -> str:

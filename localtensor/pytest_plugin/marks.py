@@ -214,7 +214,8 @@ def _keywords(nodeid: str, keywords: Mapping[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(keywords) - set(checks))
     if unknown:
         problem = f"the keywords are {', '.join(checks)}"
-        raise usage_error(nodeid, "@pytest.mark.ranks", ", ".join(unknown), problem, "Leave it out.")
+        remedy = "Leave it out; a number of ranks has no keyword: @pytest.mark.ranks(4)."
+        raise usage_error(nodeid, "@pytest.mark.ranks", ", ".join(unknown), problem, remedy)
     return {name: checks[name](nodeid, f"@pytest.mark.ranks: {name}", value) for name, value in keywords.items()}
 
 

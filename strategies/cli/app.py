@@ -74,7 +74,7 @@ def _root(
         bool, Option("--version", help="Print the version and leave.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Validates PyTorch's distributed sharding rules: every rank simulated, every verdict confirmed."""
+    """Tests distributed PyTorch without a cluster: every rank simulated in one process, every sharding rule tested."""
 
 
 @app.command(cls=Command, epilog=EXAMPLES, short_help="Validate sharding rules.")

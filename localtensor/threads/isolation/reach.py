@@ -49,6 +49,8 @@ class Reach:
         self._seen: dict[int, Any] = {}  # keeps what was seen alive, so that no other object has its address
         self._in_place_of = dict(substitutes)
         self._replaced: list[tuple[Any, str, Any]] = []
+        kept = (value for name in _OF_THREADS if name in sys.modules for value in vars(sys.modules[name]).values())
+        self._seen.update((id(value), value) for value in kept if type(value) in (*_DICTS, list, set, deque))
 
     def know(self, cells: Iterable[Namespace]) -> None:
         """These are tracked already."""

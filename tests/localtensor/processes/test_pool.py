@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -994,6 +995,15 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path):
         "localtensor.errors.runs.PoolDidNotStart: Pool.call: pool: Pool(2): the worker processes did not" in run.stderr
     )
     assert "In a script, start it under `if __name__ == '__main__':`" in run.stderr
+
+
+def test_a_program_that_no_worker_can_read_again_starts_none(monkeypatch, tmp_path):
+    main = types.ModuleType("__main__")
+    main.__file__ = "<stdin>"  # as under `python < program.py`
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    with Pool(2) as pool, pytest.raises(errors.PoolDidNotStart, match="__main__` is <stdin>, which is no file"):
+        pool.call(os.getpid, [(), ()])
+    assert pool._group is None or pool._group.members == []
 
 
 # Only this machine.

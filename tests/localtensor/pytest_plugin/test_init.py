@@ -125,6 +125,7 @@ def test_an_ordinary_test_stays_ordinary(tried):
     ("ranks(2.0)", "@pytest.mark.ranks: 2.0: a number"),
     ("ranks(2, 2)", "@pytest.mark.ranks: (2, 2): each number makes a test, and one is there twice."),
     ("ranks(2, rank=3)", "@pytest.mark.ranks: rank: the keywords are schedule, schedules, seed, timeout, leftovers."),
+    ("ranks(ranks=2)", "leftovers. Leave it out; a number of ranks has no keyword: @pytest.mark.ranks(4)."),
     ("ranks(2, seed=-3)", "@pytest.mark.ranks: seed: -3: a seed is"),
     ("ranks(2, timeout='x')", "@pytest.mark.ranks: timeout: x: a limit is"),
     ("ranks(2, schedule='tight')", "@pytest.mark.ranks: schedule: 'tight': there is no policy tight"),

@@ -151,7 +151,7 @@ def test_the_exit_codes_are_those_of_the_table():
 
 def test_help_of_the_tool_names_its_commands():
     text = helped()
-    assert "Validates PyTorch's distributed sharding rules" in text
+    assert "Tests distributed PyTorch without a cluster" in text
     assert re.search(r"^  validate +Validate sharding rules", text, re.MULTILINE)
 
 
