@@ -22,6 +22,7 @@ import ast
 import dataclasses
 import functools
 import importlib
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -50,8 +51,9 @@ def opinfo_list() -> list[Any]:
 
 def _import_opinfos() -> None:
     before = {*sys.modules}
+    builds = logging.getLogger("torch.utils.cpp_extension")  # it warns of a CUDA toolkit without a GPU
     try:
-        with _gpu_types_alone():
+        with _gpu_types_alone(), replaced(builds, "disabled", True):
             core = importlib.import_module("torch.testing._internal.opinfo.core")
             with replaced(core, "asdict", _shallow) if hasattr(core, "asdict") else nullcontext():
                 importlib.import_module(OPINFOS)

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import itertools
 import json
+import logging
 import subprocess
 import sys
 import types
@@ -168,3 +169,19 @@ def test_opinfos_that_import_more_of_the_compiler_are_imported_as_torch_does_it(
     monkeypatch.setattr(opinfo.importlib, "import_module", never_at_first)
     opinfo._import_opinfos()
     assert called == ["torch.testing._internal.opinfo.core", opinfo.OPINFOS]
+
+
+def test_a_cuda_toolkit_without_a_gpu_is_no_warning(monkeypatch, caplog):
+    builds = logging.getLogger("torch.utils.cpp_extension")
+    monkeypatch.setattr(builds, "propagate", True)
+    monkeypatch.setattr(builds, "level", logging.WARNING)
+
+    def as_torch_does(name):
+        builds.warning("No CUDA runtime is found, imported by %s", name)
+        return types.ModuleType(name)
+
+    monkeypatch.setattr(opinfo.importlib, "import_module", as_torch_does)
+    opinfo._import_opinfos()
+    assert caplog.messages == []
+    builds.warning("afterwards")
+    assert caplog.messages == ["afterwards"]
