@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from localtensor.testing import draws
+
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
@@ -96,6 +98,14 @@ def test_the_python_sessions_of_a_page_are_true(page):
     tried = doctest.testfile(str(page), module_relative=False, verbose=False)
     assert tried.attempted > 0
     assert tried.failed == 0
+
+
+def test_the_ranks_of_the_counterexample_of_own_rules_hold_what_the_page_says():
+    page = (ROOT / "docs/own_rules.md").read_text()
+    ((spec, values, seed),) = re.findall(r"x=Sharded\.of\('(.+)', '(\w+)', (\d+)\)", page)
+    ((first, second),) = re.findall(r"two ranks that hold (-?\d+) and (-?\d+)", page)
+    held = draws.Sharded.of(spec, values, int(seed)).pieces
+    assert [piece.item() for piece in held] == [int(first), int(second)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=from_root)
