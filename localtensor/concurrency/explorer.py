@@ -40,6 +40,7 @@ two additions made 1
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -57,6 +58,7 @@ from localtensor.concurrency.schedule import PctSchedule, RecordedSchedule, Sche
 from localtensor.concurrency.sync import ScheduledSync
 from localtensor.errors.runs import BadExploration, BadProgram
 
+_ADDRESS = re.compile(r"(?<= at )0x[0-9a-fA-F]+")  # in the repr of an object: another one in each run
 LINE_WIDTH = 110  # characters of one line of an interleaving
 
 
@@ -202,7 +204,7 @@ def _run(group: ThreadGroup, program: ProgramMaker, schedule: Schedule, steps: i
             kind, detail = "check", words if plain else f"{type(error).__name__}: {words}"
     if not kind:
         return None, len(run.trace)
-    return Failure(kind, detail, schedule.text, tuple(run.trace)), len(run.trace)
+    return Failure(kind, _ADDRESS.sub("0x...", detail), schedule.text, tuple(run.trace)), len(run.trace)
 
 
 def _confirmed(group: ThreadGroup, program: ProgramMaker, schedule: Schedule, steps: int, failure: Failure) -> Failure:

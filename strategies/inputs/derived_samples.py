@@ -204,13 +204,12 @@ class UserOpTask:
 
 def user_op_samples(unknown: UserOpTask, note: Callable[[int], None]) -> tuple[list[Sample], str]:
     """Run by a worker: the samples of the module's `samples` function, else calls drawn from the schema; or why there are
-    none."""
+    none.  A function that yields no call of this op is one that was written for others."""
     import_rules(unknown.module, unknown.folder)
     hook = getattr(sys.modules[unknown.module], "samples", None)
     target = overload(unknown.op)
-    if hook is not None:
-        made = typed_values.user_samples(target, hook(target))
-        return made, "" if made else "the module's samples() yields no call of it"
+    if made := typed_values.user_samples(target, hook(target) or () if hook else ()):
+        return made, ""
     made = typed_values.schema_calls(target, [torch_dtype(d) for d in unknown.dtypes], unknown.seed)
     if made:
         return made, ""

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
-from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import is_inexact, is_standard
 from strategies.model.call_signature import prior_calls
@@ -23,7 +22,6 @@ from strategies.programs import mesh_validation
 from strategies.programs.chains import (
     chain_programs,
     fault_key,
-    is_drawn,
     on_fresh_tensor,
     reshape_programs,
     wrong_chains,
@@ -31,13 +29,14 @@ from strategies.programs.chains import (
 )
 from strategies.programs.composites import composite_programs, wrong_composites
 from strategies.programs.mesh_validation import Claimed, Found
-from strategies.programs.prior_calls import first_of_two_dims, prior_call_programs, steps_alone
+from strategies.programs.prior_calls import Line, first_of_two_dims, lines_of, prior_call_programs, steps_alone
 from strategies.programs.public_api import drawing as public_api
 from strategies.programs.public_api.table import without_programs
 from strategies.programs.random_laws import wrong_program_candidate
 from strategies.programs.run.follow_ups import GRADS, RESULT_STEPS, VIEW_STEPS, input_alone
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import NOT_ASSEMBLED, Confirmation, is_claimed
+from strategies.torch_api.decompositions import has_autograd_kernel
 from strategies.torch_api.dtensor import special_dispatch_reason
 from strategies.validation.finding import (
     Candidate,
@@ -87,7 +86,7 @@ def follow_up_programs(
     Each claim gets one of the follow-up steps that can show whether its outputs are as claimed, in turn; then
     gradients, written arguments, single outputs, and the same op again after a call from `before`.
     """
-    lines = _lines(sample, claims)
+    lines = lines_of(sample, claims)
     turn = zlib.crc32(f"{seed} {sample.op} {sample.arguments()}".encode())
     short = most < MAX_PROGRAMS
     columns = [list(dict.fromkeys(_named(sample, line, turn + i, before, short))) for i, line in enumerate(lines)]
@@ -118,23 +117,7 @@ def _most_cut(samples: Sequence[Sample], mesh: tuple[int, ...]) -> Sample:
     return max(samples, key=lambda one: len(_cut_dims(one, mesh)))
 
 
-_Line = tuple[tuple[Placement, ...], tuple[Placement | None, ...]]
-
-
-def _lines(sample: Sample, claims: Sequence[Claim]) -> list[_Line]:
-    """The different inputs among the claims, with their outputs.
-
-    An input with a placement of DTensor's own, which an op gives and no user makes, is replicated: DTensor then makes it itself.
-    """
-    found: dict[tuple[Placement, ...], _Line] = {}
-    for claim in claims:
-        inputs = tuple(p if p is not None and is_standard(p) else Replicate() for p in claim.rule.inputs)
-        if len(inputs) == len(sample.tensors) and all(map(is_drawn, inputs, sample.tensors)):
-            found.setdefault(inputs, (inputs, claim.rule.outputs))
-    return sorted(found.values(), key=lambda line: all(isinstance(p, Replicate) for p in line[0]))
-
-
-def _named(sample: Sample, line: _Line, turn: int, before: Sequence[Sample], short: bool) -> Iterator[str]:
+def _named(sample: Sample, line: Line, turn: int, before: Sequence[Sample], short: bool) -> Iterator[str]:
     """The names of follow-up steps for one line, the most informative first; of a `short` choice gradients are.
 
     What follows a result depends on its placement, which has been met on the first samples; a gradient depends on the arguments.
@@ -147,7 +130,7 @@ def _named(sample: Sample, line: _Line, turn: int, before: Sequence[Sample], sho
         yield "base"
     if not all(map(is_standard, outputs)):
         yield from (*_OF_ITS_OWN[:3], *_turned(_OF_ITS_OWN[3:], turn)[:3])
-    differentiable = any(map(is_inexact, sample.tensors))
+    differentiable = any(map(is_inexact, sample.tensors)) and has_autograd_kernel(overload(sample.op))
     yield from own[: not (short and differentiable)]
     some = (f"grad of {turn // 2 % len(line[1])}",) if len(line[1]) > 1 else ()
     if differentiable:  # autograd has no gradients for the results that a loss does not use
@@ -323,7 +306,7 @@ def _pairs(
         reshapes = reshape_programs(mesh, seed=task.seed)
         public += [program.then for program in reshapes]
         found += public_api.in_batches(reshapes, wrong_chains, _notes(task, number, mesh, note))
-    inputs = [line[0] for line in _lines(sample, lines)]
+    inputs = [line[0] for line in lines_of(sample, lines)]
     if sample is first_of_two_dims(task.samples, dtype_class(sample)):
         tried += prior_call_programs(sample, inputs, mesh, task.seed)
     chained = chain_programs(sample, inputs, mesh, seed=task.seed, most=chains)

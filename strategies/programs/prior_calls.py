@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
+from localtensor.layout import is_standard
 from strategies.inputs.variants.undrawn import FIXED_VALUES, KEPT_ARGUMENTS, strings_of
 from strategies.model.arguments import (
     argument_kind,
@@ -27,45 +28,75 @@ from strategies.model.arguments import (
 from strategies.model.call_signature import prior_call_text
 from strategies.model.kernels import REJECTIONS, run_call
 from strategies.model.oracle import mutates
-from strategies.model.rule import Program, Sample, dtype_class, overload, split_prior_call
+from strategies.model.rule import Claim, Program, Sample, dtype_class, overload, split_prior_call
+from strategies.programs import mesh_validation
+from strategies.programs.chains import is_drawn
 from strategies.programs.run.follow_ups import CHAIN_SIGN, STRIDES
 
 Results = tuple[tuple[object, ...], tuple[object, ...], tuple[object, ...]]
 """Of the results: shapes and dtypes, strides, values."""
 OPTIONS = ("ScalarType", "MemoryFormat")
 """Kinds of arguments that say how a result is held: an op that trusts its caller takes any of them."""
-CHOICES = ("int", "ints", "bool", "bools", "str")
-"""Kinds of arguments that select what is computed; other numbers are values to compute with."""
+CHOICES, NUMBERS = ("int", "ints", "bool", "bools", "str"), ("float", "number")
+"""Kinds of arguments that select what is computed, and values to compute with."""
+VALUES = 2
+"""The part of the results that holds their values."""
+Layout = tuple[Placement, ...]
+Line = tuple[Layout, tuple[Placement | None, ...]]
 LINES = 3
 """The most layouts in which a call is tried after one that has other values alone."""
 
 
-def prior_call_programs(
-    sample: Sample, inputs: Sequence[tuple[Placement, ...]], mesh: tuple[int, ...], seed: int
-) -> list[Program]:
+def prior_call_programs(sample: Sample, inputs: Sequence[Layout], mesh: tuple[int, ...], seed: int) -> list[Program]:
     """The call after one with another value of an argument, for each argument that changes the results.
 
     Where it changes strides alone, the program reads these: `strides | again(x0, ...)`.  `inputs` are the placements of the tensors along
-    the last axis, of which the first are taken; the first three where values alone change; replicas where there are none.
+    the last axis, of which the first are taken; the first three where values alone change; replicas where there are none.  Where values
+    alone change, those for which the call before has a rule that this one has not are taken, too: of a number to compute with, these alone.
     """
     lines = inputs or [(Replicate(),) * len(sample.tensors)]
-    layouts = [tuple((*(Replicate(),) * (len(mesh) - 1), p) for p in line) for line in lines[:LINES]]
-    return [
-        Program(one, mesh, layout, then, seed)
-        for one, then, lasting in _prior_calls(sample)
-        for layout in layouts[: 1 if lasting else LINES]
-    ]
+    made = []
+    for one, other, part, kind in _prior_calls(sample):
+        then = (f"{STRIDES}{CHAIN_SIGN}" if part == 1 else "") + prior_call_text(other.call)
+        rows = list(lines[:1])
+        if part == VALUES:
+            rows = [*(lines[:LINES] if kind in CHOICES else ()), *_rules_of_its_own(other, one, mesh, seed)]
+        layouts = [tuple((*(Replicate(),) * (len(mesh) - 1), p) for p in row) for row in dict.fromkeys(rows)]
+        made += [Program(one, mesh, layout, then, seed) for layout in layouts]
+    return made
 
 
-def _prior_calls(sample: Sample) -> Iterator[tuple[Sample, str, bool]]:
-    """The call, the steps, and whether shapes, dtypes or strides are others after the call before."""
+def _rules_of_its_own(sample: Sample, than: Sample, mesh: tuple[int, ...], seed: int) -> list[Layout]:
+    """The first inputs for which that call has a rule along the last axis that the other call has not; none of costly calls."""
+    if mesh_validation.is_costly(sample):
+        return []
+    found = [mesh_validation.oracle_and_claims(one, mesh[-1:], seed) for one in (sample, than)]
+    mine, theirs = ({} if isinstance(one, str) else dict(lines_of(sample, one[1][mesh[-1]])) for one in found)
+    return [inputs for inputs, outputs in mine.items() if theirs.get(inputs) != outputs][:LINES] if theirs else []
+
+
+def lines_of(sample: Sample, claims: Sequence[Claim]) -> list[Line]:
+    """The different inputs among the claims, with their outputs.
+
+    An input with a placement of DTensor's own, which an op gives and no user makes, is replicated: DTensor then makes it itself.
+    """
+    found: dict[Layout, Line] = {}
+    for claim in claims:
+        inputs = tuple(p if p is not None and is_standard(p) else Replicate() for p in claim.rule.inputs)
+        if len(inputs) == len(sample.tensors) and all(map(is_drawn, inputs, sample.tensors)):
+            found.setdefault(inputs, (inputs, claim.rule.outputs))
+    return sorted(found.values(), key=lambda line: all(isinstance(p, Replicate) for p in line[0]))
+
+
+def _prior_calls(sample: Sample) -> Iterator[tuple[Sample, Sample, int, str]]:
+    """The call, the call before, the first part of its results that changes, and the kind of the argument that does it."""
     for a, schema in zip(schema_arguments(sample.op), overload(sample.op)._schema.arguments, strict=True):
         kind = argument_kind(schema)
         if a.name in KEPT_ARGUMENTS or schema.is_out or (trusts_caller(sample.op) and kind not in OPTIONS):
             continue
         one = _of_images(sample) if kind == "MemoryFormat" else sample
         if found := _prior_call(one, a.name, kind):
-            yield one, *found
+            yield one, *found, kind
 
 
 def _of_images(sample: Sample) -> Sample:
@@ -75,19 +106,19 @@ def _of_images(sample: Sample) -> Sample:
     return with_tensors(sample, made, "images")
 
 
-def _prior_call(sample: Sample, name: str, kind: str) -> tuple[str, bool] | None:
-    """The step of a call before with another value of that argument; None if none changes the results."""
+def _prior_call(sample: Sample, name: str, kind: str) -> tuple[Sample, int] | None:
+    """A call before with another value of that argument, and the first part of its results that changes; None if none does."""
     given, mine = argument_values(sample), _results(sample)
     if mine is None:
         return None
     others = [call_with(sample, given | {name: value}, "") for value in _others(sample, name, kind)]
     found = [(other, _results(other)) for other in others]
     is_random = torch.Tag.nondeterministic_seeded in overload(sample.op).tags
-    parts = (0, 1, 2) if kind in CHOICES and not is_random else (0, 1)
+    parts = (0, 1, VALUES) if kind in (*CHOICES, *NUMBERS) and not is_random else (0, 1)
     for part in parts:
         for other, theirs in found:
             if theirs is not None and mine[part] != theirs[part]:
-                return (f"{STRIDES}{CHAIN_SIGN}" if part == 1 else "") + prior_call_text(other.call), part < 2
+                return other, part
     return None
 
 
@@ -98,6 +129,8 @@ def _others(sample: Sample, name: str, kind: str) -> tuple[Any, ...]:
         return (not value,)
     if isinstance(value, int):
         return value + 1, value - 1, 1
+    if isinstance(value, float):
+        return (-value,)
     if isinstance(value, str):
         return tuple(word for word in strings_of(sample, name) if word != value)
     if isinstance(value, (list, tuple)) and value and kind in ("ints", "bools"):

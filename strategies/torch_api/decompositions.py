@@ -8,6 +8,7 @@ checks of classes that look for no stand-ins.
 | ShardingPropagator.decomp_strategy: has_decomp, propagate_strategy,       | by feature  | 2.13       |
 | _get_candidate_placements (set on a copy)                                 |             |            |
 | without it, _decompositions.DecompShardingStrategy with the same names    | 2.11        | 2.11       |
+| torch._C._dispatch_has_kernel_for_dispatch_key: composite, Autograd ...   | 2.13        | 2.13       |
 | torch._compile._disable_dynamo asks getattr(function, "__dynamo_disable") | 2.11 - 2.15 | 2.13       |
 | torch._subclasses.fake_tensor.traceback: extract_stack for each fake mode | by feature  | 2.13       |
 | the metaclass of DeviceMesh and placements: `__instancecheck__`, and the  |             |            |
@@ -54,6 +55,17 @@ class _StaticDecompositions:
     def propagate_strategy(self, schema: OpSchema) -> Any:
         with candidates_set(self.prop, self):
             return DecompShardingStrategy.propagate_strategy(schema, self.prop)  # type: ignore[arg-type]
+
+
+_DIFFERENTIABLE = ("Autograd", "CompositeImplicitAutograd", "AutogradCPU", "AutogradCUDA")
+"""Dispatch keys of kernels that define a gradient."""
+
+
+def has_autograd_kernel(op: torch._ops.OpOverload) -> bool:
+    """Whether the gradient of the op is defined.  Of an op that is registered for devices alone, autograd differentiates what its kernel
+    calls, where that is Python, with a warning; DTensor's kernel calls nothing that it sees."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(has_kernel(op.name(), key) for key in _DIFFERENTIABLE)
 
 
 def decompositions(prop: Any) -> Any:

@@ -22,7 +22,7 @@ from localtensor.layout import StridedShard
 from strategies.model.call_signature import numeric_arguments, parse_prior_call
 from strategies.model.codec import placements_code
 from strategies.model.oracle import mutates
-from strategies.model.rule import PUBLIC, Call, flat_results, read_layout, split_prior_call
+from strategies.model.rule import PUBLIC, Call, flat_results, overload, read_layout, split_prior_call
 from strategies.programs.public_api import table as public_api
 from strategies.programs.run import law_steps, step_functions
 from strategies.programs.run.step_functions import (
@@ -34,6 +34,7 @@ from strategies.programs.run.step_functions import (
     with_base_written,
     written,
 )
+from strategies.torch_api.decompositions import has_autograd_kernel
 
 VIEWS = (
     "x[1:]", "x[-1]", "x.narrow(-1, 0, 1)", "x.transpose(0, -1)", "x.view(-1)", "x.unsqueeze(0)", "x.chunk(2)[0]",
@@ -167,6 +168,11 @@ def shorter_chains(then: str) -> list[str]:
     return [CHAIN_SIGN.join((*steps[:i], *steps[i + 1 :])) for i in range(len(steps))]
 
 
+def is_gradient(step: str) -> bool:
+    """Whether the step of that name calls for the gradient of the op."""
+    return step in GRADS or bool(input_alone(step) or re.match(r"grad of \d", step))
+
+
 def needs_results_only(step: str) -> bool:
     """Whether the step of that name needs only the results of the op."""
     return step in RESULT_STEPS or step in VIEW_STEPS or step.startswith(("to (", "only ", PUBLIC))
@@ -201,6 +207,8 @@ class CallWithFollowUp(Call):
             return _applied(between, flat_results(Call.__call__(self, given)))
 
         writes = mutates(self.op)
+        if is_gradient(last) and not has_autograd_kernel(overload(self.op)):
+            raise RuntimeError(f"{self.op} has no autograd kernel")
         if last.startswith("again("):
             parse_prior_call(self.op, last)([x.clone() for x in tensors] if writes else tensors)
             return op(tensors)

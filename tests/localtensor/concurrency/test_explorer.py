@@ -187,6 +187,22 @@ def test_what_went_wrong_is_reported_after_the_number_of_its_schedule():
     assert str(found).startswith("schedule 3: check: ")
 
 
+def test_objects_that_a_check_shows_are_no_other_failure_in_another_run():
+    kept = []  # an address is not used again
+
+    def program(sync):
+        kept.append(box := [object()])
+
+        def check():
+            raise AssertionError(f"{box} is not empty")
+
+        return Program([lambda: sync.step("looks")], check)
+
+    found = explore(program, policy="bounded").failure
+    assert found.detail == "[<object object at 0x...>] is not empty" and found.repeats
+    assert replay(program, found.text) == found
+
+
 def test_a_failure_that_the_schedule_does_not_decide_says_so():
     runs = []
 

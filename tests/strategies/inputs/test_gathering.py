@@ -256,6 +256,16 @@ def test_a_modules_own_samples_come_first(tmp_path):
 
 
 @pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("body", ["yield from ()", "pass"], ids=["a generator", "None"])
+def test_an_op_of_which_samples_yields_no_call_is_drawn_from_its_schema(body, tmp_path):
+    module = f'op("a", lambda x: x * 2, (R, R))\ndef samples(op):\n    {body}\n'
+    by_op, without = own(tmp_path, "own_none_" + body[:4], module)
+    [found] = by_op.values()
+    assert {s.origin.partition(",")[0] for s in found} == {"drawn from the schema"}
+    assert without == {}
+
+
+@pytest.mark.usefixtures("restored")
 def test_samples_that_raise_are_a_crash_of_that_op_only(tmp_path):
     body = 'op("a", lambda x: x * 2, (R, R))\ndef samples(op):\n    raise LookupError("no samples")\n'
     by_op, without = own(tmp_path, "own_raise", body)

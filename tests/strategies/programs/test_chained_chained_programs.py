@@ -12,11 +12,13 @@ from strategies.model.oracle import run_oracle
 from strategies.model.rule import Claim, Rule, overload
 from strategies.programs import chained, mesh_validation
 from strategies.programs.chained import follow_up_programs, wrong_programs
+from strategies.programs.run.follow_ups import CallWithFollowUp
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import NOT_ASSEMBLED, Confirmation
 from strategies.torch_api import dtensor
 from strategies.validation.sources.dtensor import claims
 from tests.strategies.cases import numbers, rule, sample
+from tests.strategies.planted_ops import plant, planted
 from tests.strategies.programs_of import on
 from tests.strategies.users import undone
 from tests.torch_here import before_2_14
@@ -54,6 +56,16 @@ def test_gradients_of_one_of_several_results_are_tried_and_dtensor_refuses_those
     """torch 2.13: their backward mixes plain zeros for the unused results with a DTensor."""
     found = [p for p in follow_up_programs(one, claims(one, 2, run_oracle(one).raw), (2,)) if "grad of" in p.then]
     assert found and all("mixed torch.Tensor and DTensor" in c.refused for c in run_simulated_programs(found))
+
+
+def test_an_op_that_is_registered_for_devices_alone_has_no_gradient_to_compare():
+    """Autograd differentiates what its kernel calls in plain torch, with a warning, and sees no call under DTensor."""
+    one = planted("cubed", X)
+    plant("cubed(Tensor x) -> Tensor", lambda x: x * x * x, "S")
+    programs = tried(one, "S(0) -> S(0)", "R -> R")
+    assert programs and not any("grad" in p.then for p in programs)
+    with pytest.raises(RuntimeError, match=r"planted.cubed.default has no autograd kernel"):
+        CallWithFollowUp(one.op, one.call.args, one.call.kwargs, "sgd")([X])
 
 
 def test_an_op_that_writes_is_judged_by_its_base_first():

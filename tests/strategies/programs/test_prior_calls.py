@@ -1,6 +1,6 @@
 import pytest
 import torch
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSpec, OpStrategy, RuntimeSchemaInfo
 
@@ -18,7 +18,7 @@ X = numbers(4, 6)
 
 
 def thens(one):
-    return [program.then for program in prior_call_programs(one, [], (2,), 0)]
+    return list(dict.fromkeys(program.then for program in prior_call_programs(one, [], (2,), 0)))
 
 
 @pytest.mark.parametrize(("one", "found"), [
@@ -105,6 +105,39 @@ def test_an_argument_that_changes_values_alone_is_found_if_a_registration_does_n
         ("again(x0, 1)", ((placement,),)) for placement in (Shard(1), Shard(0), Replicate())
     ]
     assert [bool(found.wrong) for found in run_simulated_programs(programs)] == [not named] * 3
+
+
+def signed(schema):
+    """A maximum stays one under a positive factor; one that is made smaller is a minimum afterwards."""
+    x, factor = schema.args_schema
+    spec = x.strategies[0].output_spec
+    taken, made = (Partial("max"), Partial("max" if factor > 0 else "min"))
+    lines = [(Replicate(), Replicate()), (taken, made)]
+    specs = [[DTensorSpec(spec.mesh, (p,), tensor_meta=spec.tensor_meta) for p in line] for line in lines]
+    costs = [[[float(p != spec.placements[0])]] for p, _ in lines]
+    return OpStrategy(
+        [OpSpec(out, input_specs=(it,), redistribute_cost=c) for (it, out), c in zip(specs, costs, strict=True)]
+    )
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["forgotten", "named"])
+def test_a_number_for_which_an_op_has_another_rule_is_found_if_a_registration_does_not_name_it(named):
+    info = RuntimeSchemaInfo(1) if named else None
+    op = planted(f"times_{named}", "Tensor x, float by", lambda x, by: x * by, signed, info)
+    programs = prior_call_programs(sample(op, X, 2.0), [(Replicate(),)], (2,), 0)
+    assert [(program.then, program.inputs) for program in programs] == [("again(x0, -2.0)", ((Partial("max"),),))]
+    assert [bool(found.wrong) for found in run_simulated_programs(programs)] == [not named]
+
+
+def test_a_number_that_no_rule_asks_for_is_no_other_call():
+    assert prior_call_programs(sample("leaky_relu.default", X, 0.5), [(Replicate(),)], (2,), 0) == []
+
+
+def test_placements_are_those_of_the_call_before_too():
+    programs = prior_call_programs(sample("flip.default", X, [0]), [(Shard(1),)], (2,), 0)
+    assert [(program.then, program.inputs) for program in programs] == [
+        ("again(x0, [1])", ((Shard(1),),)), ("again(x0, [1])", ((Shard(0),),)),
+    ]  # fmt: skip
 
 
 def laid(x, memory_format=None):
