@@ -60,7 +60,7 @@ class TorchrunOptions:
 class Observer:
     """What a caller sees of a script on rank threads: `around(rank)` is entered while that rank runs the script.
 
-    `calls` gets the calls of all ranks, if the run ends.
+    It compares what the ranks hold, so that replicas that differ do not end the run.  `calls` gets the calls of all ranks, if the run ends.
     """
 
     around: Callable[[int], AbstractContextManager[object]]
@@ -235,7 +235,10 @@ def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | N
             report = functools.partial(_report_isolation, explain=options.explain_isolation)
             given = (body, options.ranks, schedule, options.seed, limit)
             with _recorded(options, codes) as recorder:
-                settings: dict[str, Any] = {"fresh": True, "report": report, "faults": faults, "observer": recorder}
+                replicas = None if observer is None else "ignore"
+                settings: dict[str, Any] = {
+                    "fresh": True, "report": report, "faults": faults, "observer": recorder, "replicas": replicas,
+                }  # fmt: skip
                 done = run_in_threads(*given, **settings)
                 while not done.values:  # a rank has died, and the program starts again
                     start += 1

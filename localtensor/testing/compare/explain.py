@@ -204,8 +204,8 @@ def counted_too_often(sides: Sides, key: Key, held: Sequence[Tensor], want: Tens
         is_residual = (
             k.kind in ("output", "input") and k.step == key.step and value.shape == want.shape and k.name != key.name
         )
-        if not (is_bias and want.shape[-1:] == value.shape) and not is_residual:
-            continue
+        if not (is_bias and want.shape[-1:] == value.shape) and not (is_residual and not torch.equal(value, want)):
+            continue  # the value itself, of which a factor says more
         for axis, size in sides.mesh.items():
             layout = (
                 find_layout(held, sides.sizes, want + (size - 1) * value, slack)
@@ -365,11 +365,12 @@ def _rounded(held: Sequence[Tensor], want: Tensor) -> Iterator[str]:
         return
     if any(len(x.unique()) <= min(2, x.numel() - 1) or not x.any() for x in held):
         return  # a constant says nothing
-    for dtype in HALF[::-1]:
+    for dtype in HALF:  # a number of bfloat16 is mostly one of float16, too, and not the other way round
         if all(torch.equal(x.to(dtype).to(x.dtype), x) for x in held) and not torch.equal(
             want.to(dtype).to(want.dtype), want
         ):
             yield f"its elements are numbers of {dtype}: the dtype is lost on the way".replace("torch.", "")
+            return
 
 
 def _some_ranks(sides: Sides, key: Key, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> Iterator[str]:

@@ -179,8 +179,11 @@ def on_ranks(
     pool: dict[Key, list[Tensor]] = {} if settled is None else settled.pool
     options: Any = {"ranks": program.ranks, "seed": program.seed}
     try:
-        if program.on == "threads":  # a partial: ranks get no copies
-            ran = run(partial(_trained_rank, *given, pool, settled), leftovers="ignore", **options)
+        if (
+            program.on == "threads"
+        ):  # a partial: ranks get no copies; replicas that differ are a divergence, with its reason
+            trained = partial(_trained_rank, *given, pool, settled)
+            ran = run(trained, leftovers="ignore", replicas="ignore", **options)
             return ran.values, ran.calls
         if program.on == "lockstep" and region is None:
             return _run_in_lockstep(program, start, pool, settled), ()

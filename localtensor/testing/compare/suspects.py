@@ -212,10 +212,9 @@ class OpSearch:
                     None,
                 )
                 if later is not None:
-                    yield (
-                        f"what is whole along {over} meets a pending sum, and is counted by each rank in {later}",
-                        None,
-                    )
+                    alone = f"it reads a pending sum, which is added up only later, in {later}"
+                    both = f"what is whole along {over} meets a pending sum, and is counted by each rank in {later}"
+                    yield both if len(reads) > 1 else alone, None
                 continue
             if alone := self._made_on_some_ranks(values):
                 yield f"replicas along {over} differ: {alone}", None

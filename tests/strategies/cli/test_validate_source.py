@@ -108,3 +108,51 @@ def test_a_journal_of_a_source_is_resumed_without_doing_anything_twice(tmp_path,
     lines = journal.read_text()
     again = validate(tmp_path, capsys, ops=("torch.neg",), source="spmd_types", code=0, journal=journal, resume=True)
     assert journal.read_text() == lines and again["counts"] == first["counts"]
+
+
+MADE_BY_A_FUNCTION = """
+import torch
+from spmd_types import rules
+
+
+def scaled(by):
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def spmd_typecheck(*, x):
+            return rules.einsum("mn->mn", x, linear_in=(0,))
+
+        @staticmethod
+        def forward(ctx, x):
+            return x * by if by > 1 else x + by
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * max(by, 1)
+
+    Scaled.__name__ = f"Scaled{by}"
+    return Scaled
+
+
+once, thrice = scaled(1), scaled(3)
+"""
+
+
+def test_a_function_of_which_the_module_has_another_name_is_confirmed_by_that(tmp_path, capsys, monkeypatch):
+    (tmp_path / "made_31.py").write_text(MADE_BY_A_FUNCTION)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = validate(tmp_path, capsys, source="spmd_types", rules=str(tmp_path / "made_31.py"), code=1)
+    assert {(rule(f), f["verdict"]) for f in found["findings"]} == {
+        ("made_31.Scaled1.default: P(sum) -> P(sum)", "unsound")
+    }
+
+
+def test_samples_may_be_of_a_function_of_another_module_and_leave_none_out(tmp_path, capsys, monkeypatch):
+    (tmp_path / "made_32.py").write_text(MADE_BY_A_FUNCTION)
+    samples = "def samples():\n    yield thrice, (torch.randn(4, 3),)\n"
+    (tmp_path / "listed_32.py").write_text(f"import torch\nfrom made_32 import thrice\n\n\n{samples}")
+    (tmp_path / "partly_32.py").write_text(f"{MADE_BY_A_FUNCTION}\n\n{samples}")
+    monkeypatch.syspath_prepend(tmp_path)
+    listed = validate(tmp_path, capsys, source="spmd_types", rules=str(tmp_path / "listed_32.py"), code=0)
+    assert listed["counts"]["sound"] and not listed["findings"]
+    partly = validate(tmp_path, capsys, source="spmd_types", rules=str(tmp_path / "partly_32.py"), code=1)
+    assert [rule(f) for f in partly["findings"]] == ["partly_32.Scaled1.default: P(sum) -> P(sum)"]

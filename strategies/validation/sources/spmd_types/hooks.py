@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,15 +105,21 @@ class HookSource(FunctionSource):
     axis   the string that stands for the process group among the arguments.
     given  pairs of a Function and the arguments of a call, whole tensors in them.
     folder where their module is, for scripts.
+    module its full name; without it, that of each Function.
     """
 
     package, concatenated = "spmd-types", True
 
     def __init__(
-        self, name: str, given: Sequence[tuple[type, tuple[Any, ...]]], axis: str = "", folder: str = ""
+        self,
+        name: str,
+        given: Sequence[tuple[type, tuple[Any, ...]]],
+        axis: str = "",
+        folder: str = "",
+        module: str = "",
     ) -> None:
         typed.package()
-        self.name, self._given, self._axis, self._folder = name, given, axis, folder
+        self.name, self._given, self._axis, self._folder, self._module = name, given, axis, folder, module
 
     @property
     def title(self) -> str:
@@ -135,7 +142,10 @@ class HookSource(FunctionSource):
         self, call: FunctionCall, inputs: Sequence[NamedLayout], outputs: Sequence[NamedLayout | None]
     ) -> Wording:
         cls = call.function.cls  # type: ignore[attr-defined]
-        home = f"\nsys.path.insert(0, {self._folder!r})\nfrom {cls.__module__} import {cls.__name__}\n"
+        module, name = home_of(cls, self._module)
+        # A class that a function of the user has made may have another name than its module gives it.
+        own = name if name == cls.__name__ else f"{name} as {cls.__name__}"
+        home = f"\nsys.path.insert(0, {self._folder!r})\nfrom {module} import {own}\n"
         return Wording(super().wording(call, inputs, outputs).head, home)
 
     def outputs(self, call: FunctionCall, inputs: Sequence[NamedLayout], ranks: int) -> Answer:
@@ -196,22 +206,29 @@ def has_hook(value: object) -> bool:
 
 
 def hooks_of_module(module: ModuleType) -> HookSource:
-    """The hooks of a user's module: of `samples()`, which yields pairs of a Function and its arguments, or of every Function
-    in it whose arguments can be drawn.  Raises `BadRules`."""
+    """The hooks of a user's module: of `samples()`, which yields pairs of a Function and its arguments, and of every other
+    Function in it whose arguments can be drawn.  Raises `BadRules`."""
     name = module.__name__.rpartition(".")[2]
+    listed = [(cls, tuple(args)) for cls, args in samples_of_module(module, has_hook, "a Function with a hook")]
     own = [value for value in vars(module).values() if has_hook(value) and value.__module__ == module.__name__]
-    if not own:
+    if not own and not listed:
         remedy = "Give an autograd Function in it a static method spmd_typecheck."
         raise BadRules(name, "no autograd Function in it has a typecheck hook", remedy)
-    given = [(cls, tuple(args)) for cls, args in samples_of_module(module, has_hook, "a Function with a hook")] or [
-        (cls, args) for cls in own for args in drawn_arguments(cls)
-    ]
+    left = [cls for cls in dict.fromkeys(own) if all(cls is not one for one, _ in listed)]
+    given = [*listed, *((cls, args) for cls in left for args in drawn_arguments(cls))]
     if not given:
         problem = f"the arguments of {own[0].__name__} cannot be drawn, and it has no samples()"
         raise BadRules(name, problem, "Write samples(), which yields pairs of a Function and its arguments.")
     axes = {axis_among(args) for _, args in given} - {""}
     folder = str(Path(getattr(module, "__file__", None) or "").parent)
-    return HookSource(name, given, axes.pop() if len(axes) == 1 else typed.AXIS, folder)
+    return HookSource(name, given, axes.pop() if len(axes) == 1 else typed.AXIS, folder, module.__name__)
+
+
+def home_of(cls: type, module: str = "") -> tuple[str, str]:
+    """The module that has the class under some name, and that name; those that the class tells if there is none."""
+    homes = {name: vars(sys.modules[name]) for name in (module, cls.__module__) if name in sys.modules}
+    found = ((home, key) for home, values in homes.items() for key, value in values.items() if value is cls)
+    return next(found, (cls.__module__, cls.__name__))
 
 
 def drawn_arguments(cls: type) -> list[tuple[Any, ...]]:

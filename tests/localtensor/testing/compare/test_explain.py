@@ -354,3 +354,57 @@ def test_parameters_that_cannot_be_matched_are_the_reason():
 def test_a_script_in_no_folder_is_refused_before_anything_runs():
     with pytest.raises(NotComparable, match=r"script: /nowhere/x\.py lies in no folder that exists"):
         compare(lambda model, mesh: pytest.fail("it runs"), {"tp": 2}, script="/nowhere/x.py")
+
+
+def reduced_by(reduce):
+    def parallelize(model, mesh):
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p: reduce(p, mesh.get_group("dp")))
+
+    return parallelize
+
+
+def in_bfloat16(parameter, group):
+    small = parameter.grad.bfloat16()
+    dist.all_reduce(small, group=group)
+    parameter.grad.copy_(small.float() / 2)
+
+
+def test_a_gradient_that_is_cast_before_it_is_reduced_is_reported_by_its_dtype():
+    """Numbers of bfloat16 are numbers of float16, too.  Nothing that is whole meets the pending sum."""
+    with pytest.raises(Diverged) as told:
+        compare(reduced_by(in_bfloat16), {"dp": 2})
+    found = told.value.comparison
+    assert found.divergence.what == "its elements are numbers of bfloat16: the dtype is lost on the way"
+    assert (
+        "_to_copy, " in found.calls[0]
+        and ": it reads a pending sum, which is added up only later, in all_reduce, " in found.calls[0]
+    )
+
+
+def test_a_value_that_is_scaled_is_not_called_one_that_is_added_twice():
+    class Doubled(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x) * 2
+
+    found = divergence(lambda model, mesh: Doubled(model), {"dp": 2}, lambda: nn.Sequential(nn.Linear(4, 4)))
+    assert found.what == "it is 2 times too large, the number of ranks along dp: added once too often"
+
+
+def test_replicas_that_part_in_a_step_are_a_divergence_and_no_error_of_the_run():
+    def average(parameter, group):
+        dist.all_reduce(parameter.grad, group=group)
+        parameter.grad /= 2
+
+    def by_rank(parameters):
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        return torch.optim.SGD(parameters, 0.1 if ranks == 1 else 0.1 * (1 + dist.get_rank()))
+
+    found = divergence(reduced_by(average), {"dp": 2}, optimizer=by_rank, steps=2)
+    assert str(found.key).startswith("parameter after the step") and found.what == (
+        "replicas along dp differ: right at 0, wrong at 1"
+    )

@@ -254,6 +254,13 @@ def test_losses_of_another_number_of_backward_passes_are_not_compared(script):
     assert "several backward passes in a step" in done.not_compared["the loss, step 0"]
 
 
+def test_replicas_that_part_in_a_step_are_a_divergence_and_do_not_end_the_script(script):
+    text = DATA_PARALLEL.replace("lr=0.1", "lr=0.1 * (1 + rank)")
+    found = compare_scripts(script(text, 1), script(text, 2, ranks=2)).divergence
+    assert str(found.key).startswith("parameter after the step of 0.weight")
+    assert found.what == "replicas along ranks differ: right at 0, wrong at 1"
+
+
 def test_gradients_that_are_never_reduced_are_reported(script):
     done = compare_scripts(script(ACCUMULATED, "ddp"), script(ACCUMULATED, "ddp", "never", ranks=2))
     assert done.divergence is not None and "all_reduce of the gradient over ranks is missing" in done.divergence.what
