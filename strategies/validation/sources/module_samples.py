@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,12 @@ SIZES = (6, 4, 8)
 """Sizes of the dims of drawn tensors."""
 MOST = 2
 """Drawn calls of one function."""
+
+
+def home_of(value: Any, *modules: str) -> tuple[str, str] | None:
+    """A module that has the value under some name, and that name: one of these, or the one that it tells; else None."""
+    homes = {name: vars(sys.modules[name]) for name in (*modules, value.__module__) if name in sys.modules}
+    return next(((home, key) for home, values in homes.items() for key, one in values.items() if one is value), None)
 
 
 def samples_of_module(

@@ -30,6 +30,7 @@ from strategies.model.settings import BadSource
 from strategies.validation.probe import Case
 from strategies.validation.sources import functions
 from strategies.validation.sources.functions import FunctionCall
+from strategies.validation.sources.module_samples import home_of
 from strategies.validation.sources.script import Sides, Wording, function_script
 
 MOST_TUPLES = 56
@@ -182,11 +183,23 @@ class FunctionSource(abc.ABC):
     ) -> Wording:
         """What the scripts of this source's findings have beside the call."""
         shown = f"{', '.join(map(str, inputs))} -> {', '.join(map(str, outputs))}"
-        return Wording(f"{self.title} claims {call.label}: {shown}")
+        home = self._home(call)
+        imports = "" if home is None else f"\nfrom {home[0]} import {home[1]}\n"
+        return Wording(f"{self.title} claims {call.label}: {shown}", imports)
 
     def code(self, call: FunctionCall, text: str) -> str:
-        """The call in Python, for a script; `text` are its arguments, with `x[0]` for a tensor."""
-        return f"{call.label}({text})"
+        """The call in Python, for a script; `text` are its arguments, with `x[0]` for a tensor.
+
+        By default the function by the name that its module, or that of the source, has for it, and where none has, by its label.
+        """
+        home = self._home(call)
+        return f"{call.label if home is None else home[1]}({text})"
+
+    def _home(self, call: FunctionCall) -> tuple[str, str] | None:
+        """The module from which a script imports the function, and its name there; None of torch's own, which its label names."""
+        if call.label.startswith("torch.") or getattr(call.function, "__module__", None) is None:
+            return None
+        return home_of(call.function, type(self).__module__)
 
     def script(self, case: Case, reason: str) -> str:
         """A script that shows a wrong claim on real processes without this package; empty if it is claimed no more."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from strategies.model.settings import BadRules
 from strategies.torch_api.rank_runs import values_by_rank
 from strategies.validation.sources import functions
 from strategies.validation.sources.functions import FunctionCall
-from strategies.validation.sources.module_samples import MOST, samples_of_module, tensor_shapes
+from strategies.validation.sources.module_samples import MOST, home_of, samples_of_module, tensor_shapes
 from strategies.validation.sources.protocol import (
     Answer,
     FunctionSource,
@@ -142,7 +141,7 @@ class HookSource(FunctionSource):
         self, call: FunctionCall, inputs: Sequence[NamedLayout], outputs: Sequence[NamedLayout | None]
     ) -> Wording:
         cls = call.function.cls  # type: ignore[attr-defined]
-        module, name = home_of(cls, self._module)
+        module, name = home_of(cls, self._module) or (cls.__module__, cls.__name__)
         # A class that a function of the user has made may have another name than its module gives it.
         own = name if name == cls.__name__ else f"{name} as {cls.__name__}"
         home = f"\nsys.path.insert(0, {self._folder!r})\nfrom {module} import {own}\n"
@@ -222,13 +221,6 @@ def hooks_of_module(module: ModuleType) -> HookSource:
     axes = {axis_among(args) for _, args in given} - {""}
     folder = str(Path(getattr(module, "__file__", None) or "").parent)
     return HookSource(name, given, axes.pop() if len(axes) == 1 else typed.AXIS, folder, module.__name__)
-
-
-def home_of(cls: type, module: str = "") -> tuple[str, str]:
-    """The module that has the class under some name, and that name; those that the class tells if there is none."""
-    homes = {name: vars(sys.modules[name]) for name in (module, cls.__module__) if name in sys.modules}
-    found = ((home, key) for home, values in homes.items() for key, value in values.items() if value is cls)
-    return next(found, (cls.__module__, cls.__name__))
 
 
 def drawn_arguments(cls: type) -> list[tuple[Any, ...]]:

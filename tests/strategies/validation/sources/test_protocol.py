@@ -144,6 +144,25 @@ def test_pieces_of_different_sizes_make_no_whole_in_a_script(made):
     assert scope["some"](None) == "pieces that make no whole"
 
 
+def squared(x):
+    return x * x
+
+
+SHORT = squared  # the first name counts
+
+
+@pytest.mark.parametrize(("label", "function", "called", "imported"), [
+    ("torch.square", torch.square, "torch.square(x[0])", ""),
+    ("squared", squared, "squared(x[0])", f"\nfrom {__name__} import squared\n"),
+    ("my_kernels.square", squared, "squared(x[0])", f"\nfrom {__name__} import squared\n"),
+    ("given", lambda x: x * x, "given(x[0])", ""),
+], ids=["of torch", "by its name", "under another label", "in no module"])  # fmt: skip
+def test_a_script_imports_a_function_that_is_not_torchs(label, function, called, imported):
+    source, call = Toy(function, X), FunctionCall(label, function, (X,))
+    assert source.code(call, "x[0]") == called
+    assert source.wording(call, [summed()], [summed()]).imports == imported
+
+
 class Failing(Toy):
     """A source whose `outputs` fails: by an exception, or by a value that is no layout."""
 
