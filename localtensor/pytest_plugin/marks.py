@@ -22,7 +22,10 @@ RANK_BACKENDS = ("threads", "gloo", "nccl")
 LEFTOVERS = ("ignore", "warn", "raise")
 RANKS = 2  # the number of ranks where neither the mark nor the command line gives one
 _UNSAFE = re.compile(r"[^\w.\[\]=-]+")  # what a file's name should not have of a test's
-MOST_LETTERS = 150  # of a file's name, to which a rank and an ending are added
+MOST_LETTERS, MOST_BYTES = (
+    150,
+    220,
+)  # of a file's name, to which a digest, a rank and an ending are added; file systems take 255
 _NUMBER = f"a number of ranks is a whole number from 1 up to {MOST_RANKS:,}"
 
 
@@ -32,7 +35,7 @@ def file_name(text: str) -> str:
     >>> file_name("test_it[2]"), file_name("test_it[a/b]"), file_name("test_it[a_b]")
     ('test_it[2]', 'test_it[a_b]-306b0382', 'test_it[a_b]')
     """
-    safe = _UNSAFE.sub("_", text)[:MOST_LETTERS]
+    safe = _UNSAFE.sub("_", text)[:MOST_LETTERS].encode()[:MOST_BYTES].decode(errors="ignore")
     return safe if safe == text else f"{safe}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 

@@ -3,7 +3,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from localtensor.pytest_plugin.marks import Marks, RankPlan, SessionSettings, collect_marks, mesh_ranks, plan_test
+from localtensor.pytest_plugin.marks import (
+    Marks,
+    RankPlan,
+    SessionSettings,
+    collect_marks,
+    file_name,
+    mesh_ranks,
+    plan_test,
+)
 
 
 def marks(*levels):
@@ -92,3 +100,10 @@ def test_one_of_several_numbers_is_the_chosen_one():
     assert plan(marks([ranks(2, 4)]), chosen=4).ranks == 4
     with pytest.raises(pytest.UsageError, match="several numbers make a test of each"):
         plan(marks([ranks(2, 4)]))
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "中", "𝛼"])
+def test_a_name_of_a_file_fits_a_file_system_in_any_script(letter):
+    one, other = (file_name(letter * 300 + last) for last in "xy")
+    assert len(one.encode()) < 230 and one != other
+    assert file_name(letter * 40) == letter * 40
