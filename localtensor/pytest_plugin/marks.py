@@ -22,10 +22,8 @@ RANK_BACKENDS = ("threads", "gloo", "nccl")
 LEFTOVERS = ("ignore", "warn", "raise")
 RANKS = 2  # the number of ranks where neither the mark nor the command line gives one
 _UNSAFE = re.compile(r"[^\w.\[\]=-]+")  # what a file's name should not have of a test's
-MOST_LETTERS, MOST_BYTES = (
-    150,
-    220,
-)  # of a file's name, to which a digest, a rank and an ending are added; file systems take 255
+# Of a file's name, to which a digest, a rank and an ending are added; file systems take 255 bytes.
+MOST_LETTERS, MOST_BYTES = 150, 220
 _NUMBER = f"a number of ranks is a whole number from 1 up to {MOST_RANKS:,}"
 
 
