@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -210,13 +211,24 @@ def in_batches(
     return played
 
 
-MEANT = (
-    "not supported for tensor subclasses",
-    "unsupported format string passed to",  # by Tensor.__format__ of any other class than torch.Tensor, nn.Parameter too
-    "in-place operations that require placement changes are not supported",
-    "which requires redistribution. Please redistribute",
-)
-"""Parts of errors by which torch says that it means to refuse what a program itself does with a tensor."""
+OF_OTHER_CLASSES = ("not supported for tensor subclasses", "unsupported format string passed to")
+"""Parts of errors by which torch refuses a use of any other class than torch.Tensor: `tolist`, `numpy`, `format` (of nn.Parameter, too)."""
+IN_PLACE = "in-place operations that require placement changes are not supported"
+TO_REDISTRIBUTE = "which requires redistribution. Please redistribute"
+_RESHAPES = re.compile(r"\b(flatten|unflatten|ravel|reshape|view|squeeze|unsqueeze)\w*\(")
+
+
+def _is_meant(program: Program, name: str, error: str) -> bool:
+    """Whether torch says that it means to refuse what the program itself does with a tensor: a write or a reshape that it asks for.
+
+    A function that is made of others asks for no write; what is written to or reshaped within it is torch's own affair.
+    """
+    use, made_of_others = name.startswith("torch.Tensor,"), name.startswith("torch.Tensor, functions")
+    if IN_PLACE in error:
+        return "inplace=True" in program.then or (use and not made_of_others)
+    if TO_REDISTRIBUTE in error:
+        return use and (not made_of_others or bool(_RESHAPES.search(program.then)))
+    return use and any(text in error for text in OF_OTHER_CLASSES)
 
 
 def is_refused(program: Program, error: str) -> bool:
@@ -224,8 +236,7 @@ def is_refused(program: Program, error: str) -> bool:
     name = step_name(program.then)
     if name.startswith(CROSSED):
         return False  # torch need not take tensors of two meshes
-    own = name.startswith("torch.Tensor,") or "inplace=True" in program.then
-    return bool(error) and is_claimed(error) and not (own and any(text in error for text in MEANT))
+    return bool(error) and is_claimed(error) and not _is_meant(program, name, error)
 
 
 def fault_name(program: Program, reason: str) -> str:

@@ -412,7 +412,12 @@ def test_a_refusal_that_torch_means_is_none_for_what_the_program_itself_does():
 
     in_place = "RuntimeError: aten.relu_.default: in-place operations that require placement changes are not supported."
     assert not drawing.is_refused(program("F.relu(a, inplace=True)"), in_place)
-    assert drawing.is_refused(program("F.normalize(a, dim=-1)"), in_place)
+    for own in (
+        "F.normalize(a, dim=-1)",
+        "torch.linalg.norm(a) and its gradient",
+    ):  # what is written to within them is not theirs
+        assert drawing.is_refused(program(own), in_place)
+    assert not drawing.is_refused(program("x[(a > 0)[:, 0]] = -2"), in_place)
     assert not drawing.is_refused(
         program("x.tolist()"), "RuntimeError: .tolist() is not supported for tensor subclasses"
     )
@@ -424,7 +429,8 @@ def test_a_refusal_that_torch_means_is_none_for_what_the_program_itself_does():
         "RuntimeError: This would reshape sharded dimension 0, which requires redistribution. Please redistribute it."
     )
     assert not drawing.is_refused(program("a.flatten() and its gradient"), reshapes)
-    assert drawing.is_refused(program("F.normalize(a, dim=-1)"), reshapes)
+    for own in ("F.normalize(a, dim=-1)", "torch.linalg.norm(a) and its gradient"):
+        assert drawing.is_refused(program(own), reshapes)
     assert not drawing.is_refused(program("x.tolist()"), "")
 
 
