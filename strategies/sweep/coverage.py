@@ -17,6 +17,7 @@ from strategies.torch_api.user_modules import FAMILIES, RegisteredOverload
 
 DECIDED = frozenset({Verdict.SOUND.value, Verdict.UNSOUND.value, Verdict.REFUSED.value})
 """The verdicts that are proved; an unconfirmed suspect is not."""
+ABSENT = "not in this journal"
 UNTRIED = "no sample was found, and no reason was given"
 UNDECIDED = "tried, and nothing that DTensor claims could be judged"
 
@@ -107,7 +108,7 @@ def coverage_table(
     open_ = [m for m in able if _of(m, tried).samples and not _of(m, tried).verdicts & DECIDED]
     names = {m.op for m in members}
     cannot = _grouped((m.cannot, m.op) for m in members if m.cannot)
-    unexercised = _grouped((_why(m, tried, UNTRIED), m.op) for m in missed)
+    unexercised = _grouped((_why(m, tried, UNTRIED if m.op in tried else ABSENT), m.op) for m in missed)
     undecided = _grouped((_why(m, tried, UNDECIDED), m.op) for m in open_)
     others = sum(1 for op, what in tried.items() if op not in names and what.samples)
     return SweepCoverage(torch, device, rows, cannot, unexercised, undecided, others, left_out)

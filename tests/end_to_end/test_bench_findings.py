@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 from strategies.model.cause import RIGHT, definitions
 from strategies.model.verdict import Counts, Report
@@ -34,6 +35,7 @@ def test_a_script_that_no_longer_reproduces_says_so():
     text = as_text(report)
     said = "Found on torch 2.13.0, this no longer reproduces: its script shows nothing wrong on torch 2.15.0."
     assert text.count(said) == 1 and text.count("run it: python scan_1.py") == 1
+    assert "run it: python scripts/scan_1.py\n" in as_text(report, Path("scripts"))
     assert "4 findings have 2 causes; the scripts of 2 were run on gloo, and 1 of them show the fault" in text
     found = json.loads(as_json(report, 1))["causes"]
     assert [one["reproduces"] for one in found] == [True, False] and found[0]["line"] == 7
@@ -81,7 +83,7 @@ def test_a_page_has_the_case_what_its_names_are_and_of_several_results_the_wrong
         "   prints  rank 0 got  2",
         "   prints  rank 0 want 3",
         "   prints  rank 0 WRONG",
-        "   run it: python scan_1.py",
+        "   run it: python scan_1.py, which --repro writes",
         "   With replicas, all 2 findings are right.",
         "",
         "torch 2.13.0: 2 findings have 1 cause; the scripts of 1 were run on gloo, and 1 of them show the fault.",

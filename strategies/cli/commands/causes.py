@@ -56,7 +56,7 @@ def run(options: CausesOptions) -> int:
     files = [(options.json, pages.as_json(report, code))] if options.json else []
     files += [(options.repro / one.script_name, one.script) for one in records if options.repro and one.script]
     lost = _kept_in_journal(options, records) if computed and read.whole else ""
-    code = deliver_text(pages.as_text(report), files, code, options.repro)
+    code = deliver_text(pages.as_text(report, options.repro), files, code, options.repro)
     return fail(lost, NOTHING) if lost else code
 
 

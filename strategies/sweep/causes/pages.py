@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 from strategies.model.cause import PUBLIC_CALL, CauseRecord, json_data
 from strategies.model.verdict import Report
@@ -13,9 +14,9 @@ MOST_PRINTED = 400
 """Letters of what a script prints that a page shows; a longer text is cut."""
 
 
-def as_text(report: Report) -> str:
-    """One page a cause, then the totals."""
-    parts = [_page(number, cause) for number, cause in enumerate(report.causes, 1)]
+def as_text(report: Report, folder: Path | None = None) -> str:
+    """One page a cause, then the totals; `folder` has the scripts, if they are written."""
+    parts = [_page(number, cause, folder) for number, cause in enumerate(report.causes, 1)]
     return "\n\n".join([*parts, totals(report)]) + "\n"
 
 
@@ -31,7 +32,7 @@ def totals(report: Report) -> str:
     )
 
 
-def _page(number: int, cause: CauseRecord) -> str:
+def _page(number: int, cause: CauseRecord, folder: Path | None) -> str:
     more = f" and {len(cause.ops) - 6} more" if len(cause.ops) > 6 else ""
     lines = [
         f"{number}. {cause.name}",
@@ -49,7 +50,10 @@ def _page(number: int, cause: CauseRecord) -> str:
         wrong = wrong_results(cause.prints)
         lines += [f"   prints  {line}" for line in cut(wrong).splitlines()]
         lines += [f"   right   {line}" for line in cut(cause.right).splitlines() if " want " not in wrong]
-        lines.append(f"   run it: python {cause.script_name}" if cause.reproduces else f"   {cause.run_text}")
+        command = (
+            f"python {folder / cause.script_name}" if folder else f"python {cause.script_name}, which --repro writes"
+        )
+        lines.append(f"   run it: {command}" if cause.reproduces else f"   {cause.run_text}")
     lines += [f"   {cause.tried_text}"] + [f"   {cause.why}"] * bool(cause.why)
     return "\n".join(lines)
 

@@ -78,6 +78,16 @@ def some(x):
     return f"{{x.flatten()[:8].tolist()}} of shape {{tuple(x.shape)}}"
 
 
+def verdict(whole, right, atol):
+    if whole is None or whole.shape != right.shape:
+        return "  WRONG"
+    off = (~torch.isclose(whole, right, rtol=0.0, atol=atol, equal_nan=True)).nonzero()
+    if not len(off):
+        return ""
+    at = off[0].tolist()
+    return f"  WRONG, first at {{at}}: {{whole[tuple(at)].item()}} for {{right[tuple(at)].item()}}"
+
+
 def main():
     rank = dist.get_rank()
     want = {want}
@@ -95,9 +105,9 @@ def main():
         if made is None:
             continue
         whole = together(mine, made)
-        same = whole is not None and whole.shape == right.shape and torch.allclose(whole, right, rtol=0.0, atol=atol, equal_nan=True)
-        print(f"rank {{rank}}: as {{', '.join(made)}} {{some(whole)}}, right is {{some(right)}}{{'' if same else '  WRONG'}}", flush=True)
-        wrong = wrong or not same
+        said = verdict(whole, right, atol)
+        print(f"rank {{rank}}: as {{', '.join(made)}} {{some(whole)}}, right is {{some(right)}}{{said}}", flush=True)
+        wrong = wrong or bool(said)
     flag = torch.tensor([float(wrong)])
     dist.all_reduce(flag)
     return bool(flag.item())

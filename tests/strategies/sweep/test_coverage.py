@@ -8,6 +8,7 @@ from rich.console import Console
 
 from strategies.model.verdict import LeftOut
 from strategies.sweep.coverage import (
+    ABSENT,
     UNDECIDED,
     UNTRIED,
     OverloadCoverage,
@@ -59,7 +60,7 @@ def test_nothing_is_silently_absent():
     assert [(r.text, r.ops) for r in told.cannot] == [("no kernel for CPU", (UNABLE.op,))]
     assert [(r.text, r.ops) for r in told.unexercised] == [
         ("it refuses all calls", ("aten.neg.default",)),
-        (UNTRIED, ("aten.sub.out",)),
+        (ABSENT, ("aten.sub.out",)),
     ]
     assert [(r.text, r.ops) for r in told.undecided] == [("DTensor's own rule raises", ("aten.add.out",))]
 
@@ -72,6 +73,15 @@ def test_every_member_without_a_verdict_has_one_reason():
 
 def test_overloads_beside_the_registered_ones_are_counted_apart():
     assert made().others == 1
+
+
+def test_what_the_journal_does_not_name_is_distinguished_from_what_had_no_sample():
+    members = [RegisteredOverload(name, "") for name in ("aten.sin.default", "aten.cos.default")]
+    found = coverage_table(members, {"aten.sin.default": OverloadCoverage()}, torch="2.13.0").unexercised
+    assert {(reason.text, reason.ops) for reason in found} == {
+        (UNTRIED, ("aten.sin.default",)),
+        (ABSENT, ("aten.cos.default",)),
+    }
 
 
 def test_a_reason_that_many_share_comes_first():
@@ -111,7 +121,7 @@ def test_a_person_sees_the_table_and_every_reason():
     shown = text(made())
     assert "DTensor's registered overloads in torch 2.13.0 on cpu" in shown
     assert "50.0 % exercised, 25.0 % with a Sound or an Unsound verdict" in shown
-    for reason in ("no kernel for CPU", "it refuses all calls", UNTRIED, "DTensor's own rule raises"):
+    for reason in ("no kernel for CPU", "it refuses all calls", ABSENT, "DTensor's own rule raises"):
         assert reason in shown
     assert "aten.sub.out" in shown
 

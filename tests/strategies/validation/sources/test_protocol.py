@@ -129,7 +129,13 @@ def scripts(source, ranks):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_script_asks_nothing_of_ours(ranks):
     for text in scripts(Toy(torch.square, X), ranks):
-        compile(text, "script", "exec")
+        script = {}
+        exec(compile(text, "script", "exec"), script)
+        ten = torch.arange(10.0)
+        assert script["verdict"](ten, ten + 1e-9, 1e-6) == "" and script["verdict"](ten, ten[:9], 0.0) == "  WRONG"
+        off = ten.index_fill(0, torch.tensor(9), 7.0)
+        assert script["verdict"](ten, off, 0.0) == "  WRONG, first at [9]: 9.0 for 7.0"
+        assert script["verdict"](None, ten, 0.0) == "  WRONG"
         assert "localtensor" not in text and "strategies" not in text and f"--nproc-per-node {ranks}" in text
 
 
