@@ -37,6 +37,7 @@ from localtensor.layout.shards import strided_chunk_bounds as strided_chunk_boun
 from localtensor.layout.spec import PARTIAL_KINDS as PARTIAL_KINDS
 from localtensor.layout.spec import Spec as Spec
 from localtensor.layout.spec import StridedShard as StridedShard
+from localtensor.layout.spec import check_spec as check_spec
 from localtensor.layout.spec import is_standard as is_standard
 from localtensor.layout.spec import is_supported as is_supported
 from localtensor.layout.spec import parse as parse

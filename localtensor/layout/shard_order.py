@@ -26,7 +26,7 @@ from localtensor.layout import row_intervals
 from localtensor.layout.reductions import is_reducible
 from localtensor.layout.row_intervals import RowIntervals, cuts_by_dim, rows_by_rank, same_rows
 from localtensor.layout.shards import cut_order
-from localtensor.layout.spec import Spec, StridedShard, is_standard, is_supported, shard_cut, short
+from localtensor.layout.spec import Spec, StridedShard, check_spec, is_standard, is_supported, shard_cut, short
 
 _VALUES = frozenset({Replicate, Shard, Partial, StridedShard})
 """Placement types whose equality is equivalence; for other types torch's equality ignores differences."""
@@ -43,6 +43,7 @@ def ordered(spec: Spec) -> Spec:
     >>> ordered(Spec(Mesh.of(dp=2, tp=3), (parse("SS(0,3)"), Shard(0)), (12,), torch.float32))
     f32[12] @ dp:S(0)[1], tp:S(0)[0]
     """
+    check_spec("ordered", spec)
     for placement in spec.placements:
         if isinstance(placement, StridedShard):
             break
@@ -65,6 +66,7 @@ def strided(spec: Spec) -> Spec:
     >>> strided(Spec(Mesh.of(dp=2, tp=3), (Shard(0), Shard(0)), (12,), torch.float32, ((0, (1, 0)),)))
     f32[12] @ dp:SS(0,3), tp:S(0)
     """
+    check_spec("strided", spec)
     if not spec.shard_order:
         return spec
     check_concrete_sizes("orders.strided", spec)
@@ -95,6 +97,8 @@ def lies_alike(one: Spec, other: Spec) -> bool:
     >>> [lies_alike(spec(rows, "SS(0,2)", "S(0)"), spec(rows, "S(0)", "S(0)", order=((0, (1, 0)),))) for rows in (6, 7)]
     [True, False]
     """
+    check_spec("lies_alike", one)
+    check_spec("lies_alike", other)
     if one is other or (one == other and _VALUES.issuperset(map(type, (*one.placements, *other.placements)))):
         return True
     sizes = one.mesh.sizes

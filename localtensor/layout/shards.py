@@ -29,7 +29,7 @@ from localtensor.layout.partial_splits import partial_values
 from localtensor.layout.reductions import fold_partials as fold
 from localtensor.layout.reductions import is_reducible
 from localtensor.layout.row_intervals import same_rows
-from localtensor.layout.spec import Spec, StridedShard, is_supported, shard_cut, short
+from localtensor.layout.spec import Spec, StridedShard, check_spec, is_supported, shard_cut, short
 
 T = TypeVar("T")
 
@@ -185,15 +185,11 @@ def split_by_axes(
     return held
 
 
-def _check_spec(call: str, spec: object) -> None:
-    if not isinstance(spec, Spec):
-        remedy = "Pass Spec(mesh, placements, shape, dtype)."
-        raise WrongType(call, "spec", spec, "it is no Spec, which has the mesh and the shape as well", remedy)
-
-
 def split(x: Tensor, spec: Spec, rng: torch.Generator | None = None) -> list[Tensor]:
     """Every rank's piece, by rank number.  Raises `WrongShape` for another shape, and the errors of `split_axis`."""
-    _check_spec("split", spec)
+    check_spec("split", spec)
+    if not isinstance(x, Tensor):
+        raise WrongType("split", "x", x, "it is no tensor", "Pass the whole tensor.")
     if tuple(x.shape) != tuple(spec.shape):
         raise WrongShape("shards.split", x.shape, spec.shape)
     held = split_by_axes(x, *in_axis_order(spec), lambda x, placement, ranks: split_axis(x, placement, ranks, rng))
@@ -202,7 +198,9 @@ def split(x: Tensor, spec: Spec, rng: torch.Generator | None = None) -> list[Ten
 
 def assemble(held: Sequence[Tensor], spec: Spec) -> Tensor:
     """The whole tensor from every rank's piece, of the pieces' dtype.  Raises `WrongPieces` if a local shape differs."""
-    _check_spec("assemble", spec)
+    check_spec("assemble", spec)
+    if not isinstance(held, Sequence) or not all(isinstance(piece, Tensor) for piece in held):
+        raise WrongType("assemble", "held", held, "it is no list of tensors", "Pass the piece of every rank.")
     want, got = local_shapes(spec), [tuple(piece.shape) for piece in held]
     if got != want:
         raise WrongPieces("shards.assemble", got, want)

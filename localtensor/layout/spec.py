@@ -19,7 +19,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from localtensor.errors import BadPlacement, BadShardOrder, NoSuchDim
+from localtensor.errors import BadPlacement, BadShardOrder, NoSuchDim, WrongType
 from localtensor.layout.mesh import Mesh, Printer
 
 StridedShard = _StridedShard
@@ -220,3 +220,10 @@ class Spec:
         named = zip(self.mesh.names, self.placements, strict=True)
         placed = ", ".join(f"{n}:{short(p)}{turns.get(axis, '')}" for axis, (n, p) in enumerate(named))
         return f"{shape_text(self.shape, self.dtype)} @ {placed}"
+
+
+def check_spec(call: str, spec: object) -> None:
+    """Raises `WrongType` for what is no Spec."""
+    if not isinstance(spec, Spec):
+        remedy = "Pass Spec(mesh, placements, shape, dtype)."
+        raise WrongType(call, "spec", spec, "it is no Spec, which has the mesh and the shape as well", remedy)

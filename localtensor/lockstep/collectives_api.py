@@ -12,7 +12,7 @@ rank's backward exchanges gradients in turn.  All raise `BadGroup`, `NotHeld`, a
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,7 +112,7 @@ def gather(x: Tensor, root: int, group: Groups = None) -> list[Any]:
 
 def scatter(pieces: Sequence[Tensor] | None, root: int, group: Groups = None) -> LocalTensor:
     """The tensor at each rank's position in its root's list; other ranks need not hold the list."""
-    pieces = [] if pieces is None else list(pieces)
+    pieces = [] if pieces is None else _listed("scatter", pieces)
     call = _checked_call("scatter", group, pieces, root=root)
     with plain_dispatch():
         values = [call.value(x) for x in pieces]
@@ -125,7 +125,7 @@ def scatter(pieces: Sequence[Tensor] | None, root: int, group: Groups = None) ->
 
 def reduce_scatter(pieces: Sequence[Tensor], op: checks.AnyOp = "sum", group: Groups = None) -> LocalTensor:
     """The reduction of the tensors at each rank's position in all lists of its group."""
-    call = _checked_call("reduce_scatter", group, pieces, op)
+    call = _checked_call("reduce_scatter", group, pieces := _listed("reduce_scatter", pieces), op)
     with plain_dispatch():
         if not c10d_kernels.can_reduce_scatter([call.value(x) for x in pieces], call.family):
             call.as_ranks_do("reduce_scatter_", pieces)
@@ -155,7 +155,7 @@ def reduce_scatter_tensor(x: Tensor, op: checks.AnyOp = "sum", group: Groups = N
 
 def all_to_all(pieces: Sequence[Tensor], group: Groups = None) -> list[LocalTensor]:
     """Position j gets as its i-th tensor the j-th of position i."""
-    call = _checked_call("all_to_all", group, pieces)
+    call = _checked_call("all_to_all", group, pieces := _listed("all_to_all", pieces))
 
     def crossed(values: list[StackedValue]) -> list[StackedValue]:
         found = c10d_kernels.exchange_lists(values, call.family)
@@ -219,6 +219,12 @@ def barrier(group: Groups = None) -> None:
 
 
 # -- parts
+
+
+def _listed(name: str, pieces: object) -> list[Tensor]:
+    if not isinstance(pieces, Iterable):
+        raise WrongType(name, "pieces", pieces, "it is no list of tensors", "Pass one for each rank of the group.")
+    return list(pieces)
 
 
 def _checked_call(

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any, overload
 
 import torch
@@ -232,7 +233,7 @@ def _check(
         raise NoRanks("run", ranks)
     if on not in RUN_MODES:
         raise UnknownWay(on, RUN_MODES)
-    if not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
+    if not hasattr(seed, "__index__") or not -(2**63) <= index(seed) < 2**64:
         raise WrongType("run", "seed", seed, "it is no whole number that torch.manual_seed takes", "Give it 0, say.")
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if timeout is not None and not (is_number and 0 < timeout <= DAY):

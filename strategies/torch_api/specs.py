@@ -33,7 +33,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
 from localtensor.errors import Refusal, WrongType
-from localtensor.layout import Mesh, Spec, StridedShard, cut_order, lies_alike, split_factors
+from localtensor.layout import Mesh, Spec, StridedShard, check_spec, cut_order, lies_alike, split_factors
 
 READINGS = ("cuts", "order")
 """Strided shards as cuts from left to right, or as the order that their split factors encode."""
@@ -56,6 +56,9 @@ def to_torch(spec: Spec, mesh: DeviceMesh, *, reading: str | None = None) -> DTe
     'Spec(f32[8, 4](S(0)[1]S(0)[0]))'
     """
     _check_reading("to_torch", reading)
+    check_spec("to_torch", spec)
+    if not isinstance(mesh, DeviceMesh):
+        raise WrongType("to_torch", "mesh", mesh, "it is no DeviceMesh", "Pass init_device_mesh('cpu', (2, 2)), say.")
     if tuple(mesh.shape) != spec.mesh.sizes:
         problem = f"it has the sizes {tuple(mesh.shape)}, and the spec is on {spec.mesh}"
         raise NoSuchSpec("to_torch", "mesh", str(mesh), problem, "Give a mesh of the same sizes.")

@@ -135,6 +135,8 @@ def _selected(book: RuleRegistry, only: Iterable[object] | None) -> list[OpRule]
     """The checked rules for the overloads that `only` names."""
     if isinstance(only, str):
         raise BadOverlay("only", repr(only), "this is one name, and no list of names", f"Write [{only!r}].")
+    if only is not None and not isinstance(only, Iterable):
+        raise BadOverlay("only", repr(only), "this is no list of names", 'Write ["aten.add.Tensor"].')
     names = [entry.op for entry in book]
     globs = None if only is None else list(map(str, only))
     for glob in globs or ():
