@@ -334,7 +334,7 @@ def starts(members: Members) -> list[Attribution]:
 
 
 def _soonest(one: Attribution, program: Program) -> tuple[object, ...]:
-    found = severity(program, raises(one.reason))
+    found = severity(program, raises(one.reason), one.reason)
     dims = sum(x.ndim for x in program.sample.tensors)
     return found.raises, found.reach, found.odd_placements, bool(program.then), found.axes, dims, program.sample.size
 
@@ -344,7 +344,7 @@ def ordinary_case(task: CaseTask, note: Callable[[int], None]) -> Case | None:
     best: Case | None = None
     for start in task.starts:
         if start.program is not None and no_return_place(start.reason):  # each try would take its whole time limit
-            return Case(start.program, start.reason, severity(start.program, raises(start.reason)))
+            return Case(start.program, start.reason, severity(start.program, raises(start.reason), start.reason))
     for number, start in enumerate(_with_forwards(task.starts)):
         note(number)
         if best is not None and best.severity.reach == 0:
@@ -394,4 +394,4 @@ def _ordinary(key: Key, start: Attribution) -> Case | None:
         return None
     program = most_ordinary(start.program, shows)
     found = next(found for one, found in shown if one is program)
-    return Case(program, found.reason, severity(program, raises(found.reason)))
+    return Case(program, found.reason, severity(program, raises(found.reason), found.reason))

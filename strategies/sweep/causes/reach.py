@@ -110,11 +110,17 @@ class Severity:
         return f"{'raises' if self.raises else 'silent'}, {self.reach}"
 
 
-def severity(program: Program, raises: bool) -> Severity:
-    """The severity of a program that goes wrong: silently, or by an error on some rank."""
+_EMPTY_PIECE = re.compile(r"\[(?:\d+, )*0(?:, \d+)*\]")
+"""The shape of an empty piece in the text of an error."""
+
+
+def severity(program: Program, raises: bool, reason: str = "") -> Severity:
+    """The severity of a program that goes wrong: silently, or by an error on some rank, which may be one of a piece that DTensor
+    has made empty."""
     placed = [p for layout in program.inputs for p in layout]
     odd = max((_oddness(p) for p in placed), default=0)
-    return Severity(raises, reach(program), odd, len(program.mesh) + program.flattened)
+    reached = Reach.EMPTY if raises and _EMPTY_PIECE.search(reason) else reach(program)
+    return Severity(raises, reached, odd, len(program.mesh) + program.flattened)
 
 
 def _oddness(placement: object) -> int:

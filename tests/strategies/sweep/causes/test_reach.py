@@ -33,6 +33,16 @@ def test_each_reach_has_a_case(level, given):
     assert reach(given) is level
 
 
+@pytest.mark.parametrize(("raises", "reason", "text"), [
+    (True, "rank 2 raises RuntimeError: Expected input to have non-zero size, but has sizes [2, 0, 1, 6]; ", "raises, empty shards"),
+    (True, "rank 1 raises RuntimeError: output with shape [1] doesn't match the broadcast shape [0]; ", "raises, empty shards"),
+    (True, "rank 2 raises RuntimeError: sizes [2, 10, 1, 6]", "raises, everyday"),
+    (False, "rank 0: result gathered from S(1) differs at [0, 1]: got 2, expected 3", "silent, everyday"),
+])  # fmt: skip
+def test_a_piece_that_the_error_calls_empty_counts_as_an_empty_shard(raises, reason, text):
+    assert str(severity(CUMPROD, raises, reason)) == text
+
+
 def test_the_order_of_severity():
     silent = [severity(given, raises=False) for _, given in CASES]
     loud = [severity(given, raises=True) for _, given in CASES]
