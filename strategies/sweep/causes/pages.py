@@ -41,7 +41,7 @@ def _page(number: int, cause: CauseRecord, folder: Path | None) -> str:
         + (f", of {', '.join(cause.ops[:6])}{more}" if cause.ops and cause.kind != PUBLIC_CALL else ""),
     ]
     if cause.call:
-        lines += [f"   case    {cause.call} on {cause.ranks} ranks", f"   result  {happening(cause.reason)}"]
+        lines += [f"   case    {cause.call} on {_ranks(cause)}", f"   result  {happening(cause.reason)}"]
     if not cause.script:
         lines.append("   there is no script: no simulated run of its cases shows the fault alone")
     else:
@@ -56,6 +56,12 @@ def _page(number: int, cause: CauseRecord, folder: Path | None) -> str:
         lines.append(f"   run it: {command}" if cause.reproduces else f"   {cause.run_text}")
     lines += [f"   {cause.tried_text}"] + [f"   {cause.why}"] * bool(cause.why)
     return "\n".join(lines)
+
+
+def _ranks(cause: CauseRecord) -> str:
+    """`2 ranks`, or `4 ranks in a mesh of 2x2`, as its lines make it."""
+    axes = re.search(r"init_device_mesh\([^(]*\((\d+(?:, \d+)+)\)", cause.lines)
+    return f"{cause.ranks} ranks" + (f" in a mesh of {axes[1].replace(', ', 'x')}" if axes else "")
 
 
 def wrong_results(prints: str) -> str:

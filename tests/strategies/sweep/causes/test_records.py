@@ -12,7 +12,7 @@ from strategies.base.progress import Progress
 from strategies.model.cause import PUBLIC_CALL, RIGHT, SHOWS, read_causes
 from strategies.model.settings import Settings
 from strategies.sweep import aggregate
-from strategies.sweep.causes import records
+from strategies.sweep.causes import pages, records
 from strategies.sweep.causes.cause import Case, Cause
 from strategies.sweep.causes.reach import severity
 from strategies.sweep.session import validate
@@ -62,6 +62,17 @@ def test_a_script_that_does_not_show_its_fault_says_with_which_torch(processes):
         found.run_text
         == f"Found on torch 2.12.1, this no longer reproduces: its script shows nothing wrong on torch {here}."
     )
+
+
+@pytest.mark.parametrize(("mesh", "text"), [
+    ("(2,)", "f(x) on 4 ranks\n"), ("(2, 2)", "f(x) on 4 ranks in a mesh of 2x2\n"),
+    ("(2, 2, 2), mesh_dim_names=('a', 'b', 'c')", "f(x) on 4 ranks in a mesh of 2x2x2\n"),
+])  # fmt: skip
+def test_the_case_of_a_page_names_a_mesh_of_several_axes(mesh, text):
+    lines = f'mesh = init_device_mesh("cpu", {mesh})\nx0 = (torch.arange(4) % 9).reshape((1, 4))'
+    cause = replace(SCAN, call="f(x)", ranks=4, lines=lines)
+    report = aggregate.report(journals.begin(), journals.lines())
+    assert text in pages.as_text(replace(report, causes=(cause,)))
 
 
 def test_a_cause_without_a_case_has_no_script(processes):
