@@ -255,6 +255,10 @@ def _deadlock_remedy(calls: Sequence[Call]) -> str:
         return "Let another thread of the rank release the lock, or set what is waited for."
     if all(call.kind.startswith("symm_mem.") for call in calls):
         return "Let one of the ranks put its signal before it waits for the other's."
+    if any(call.kind.startswith("store.") for call in calls):
+        return "Let the rank that sets the key do it before its own call, which waits for the rank that needs the key."
+    if any(call.kind.startswith("symm_mem.wait_signal") for call in calls):
+        return "Let the rank that puts the signal do it before its own call, which waits for the rank that needs the signal."
     if all(call.peer is None for call in calls):
         return "Call the collectives of all groups in one order on every rank."
     if all("recv" in call.kind for call in calls):

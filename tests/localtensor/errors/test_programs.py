@@ -194,10 +194,13 @@ def test_a_long_circle_is_cut_and_kept_whole_in_the_error():
     (("send", "recv"), "Put the sends, receives and collectives of these ranks into one order, in which each meets its other half."),
     (("recv", "all_reduce"), "Put the sends, receives and collectives of these ranks into one order, in which each meets its other half."),
     (("all_reduce", "all_gather"), "Call the collectives of all groups in one order on every rank."),
+    (("store.wait('key')", "barrier"), "Let the rank that sets the key do it before its own call, which waits for the rank that needs the key."),
+    (("symm_mem.barrier", "symm_mem.wait_signal(channel=0)"), "Let one of the ranks put its signal before it waits for the other's."),
+    (("all_reduce", "symm_mem.wait_signal(channel=0)"), "Let the rank that puts the signal do it before its own call, which waits for the rank that needs the signal."),
 ])  # fmt: skip
 def test_the_way_out_of_a_deadlock_depends_on_its_calls(kinds, remedy):
     waits = [
-        Wait(rank, (1 - rank,), call(rank, kind=kind, peer=None if kind.startswith("all") else 1 - rank))
+        Wait(rank, (1 - rank,), call(rank, kind=kind, peer=1 - rank if kind in ("send", "recv", "irecv") else None))
         for rank, kind in enumerate(kinds)
     ]
     assert str(errors.Deadlock(waits)).splitlines()[0].endswith(f"in a circle: 0 -> 1 -> 0. {remedy}")

@@ -408,3 +408,24 @@ def test_replicas_that_part_in_a_step_are_a_divergence_and_no_error_of_the_run()
     assert str(found.key).startswith("parameter after the step") and found.what == (
         "replicas along dp differ: right at 0, wrong at 1"
     )
+
+
+class Gelu(nn.Module):
+    def __init__(self, approximate):
+        super().__init__()
+        self.up, self.down, self.approximate = nn.Linear(4, 16), nn.Linear(16, 4), approximate
+
+    def forward(self, x):
+        return self.down(nn.functional.gelu(self.up(x), approximate=self.approximate))
+
+
+def other_form(model, mesh):
+    model.approximate = "tanh"
+
+
+def test_what_differs_by_less_than_noise_is_found_at_its_own_line_in_double_precision():
+    in_double = {"build": lambda: Gelu("none").double(), "batch": lambda: torch.randn(4, 4, dtype=torch.float64)}
+    with pytest.raises(Diverged) as told:
+        compare(other_form, {"dp": 2}, **in_double)
+    found = told.value.comparison
+    assert str(found.divergence.key).startswith("input of down") and found.calls[0].startswith("gelu, test_explain.py:")
