@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from localtensor import errors
+from localtensor._util.ambient import simulation_of_this_rank
 from localtensor._util.events import Call
 from localtensor.concurrency.schedule import replay, round_robin
 from localtensor.errors.base import Refusal
@@ -201,14 +202,17 @@ def _first_on_path(options: TorchrunOptions) -> Iterator[None]:
 def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | None, *, prefix: bool) -> int:
     import torch.distributed as dist  # lazy: invalid options are refused without torch
 
+    from localtensor._util.patching import wrapped  # it imports torch
     from localtensor.threads.run import run_in_threads
     from localtensor.threads.state.special_slots import launcher_environment
 
     codes: dict[int, int] = {}  # by rank, in the order in which they ended
+    threads: set[int] = set()  # of the ranks
     argv = [script.file if options.module else options.name, *options.arguments]
     streams = _RankStreams(prefix=prefix) if options.ranks > 1 else None
 
     def body(rank: int) -> None:
+        threads.add(threading.get_ident())
         dist.destroy_process_group()  # a script makes its own, as under torchrun
         os.environ.update(launcher_environment(start))
         sys.argv = list(argv)
@@ -228,6 +232,7 @@ def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | N
     recorder: Recorder | None = None
     with ExitStack() as stack:
         stack.enter_context(_first_on_path(options))
+        stack.enter_context(wrapped(os, "_exit", functools.partial(_end_of_rank, threads)))
         if streams is not None:
             stack.enter_context(streams)
         try:
@@ -254,6 +259,14 @@ def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | N
     if any(codes.values()):
         _print_error(str(errors.ScriptFailed(codes)))
     return next((code for code in codes.values() if code), OK)
+
+
+def _end_of_rank(threads: set[int], original: Callable[[int], NoReturn], status: int) -> NoReturn:
+    """`os._exit` of a rank, whose thread is among these, ends that rank: it would end all of them, with its exit code."""
+    simulation = simulation_of_this_rank()
+    if simulation is None or simulation.forked or threading.get_ident() not in threads:
+        original(status)
+    raise SystemExit(status)
 
 
 def _note_exit(recorder: "Recorder | None", rank: int, leaving: SystemExit, code: int) -> None:

@@ -121,6 +121,7 @@ def test_the_prefix_is_left_out(on, asked, script, capfd):
     ("threads", "sys.exit()", 0), ("threads", "sys.exit(0)", 0), ("threads", "sys.exit(None)", 0),
     ("threads", "raise SystemExit", 0), ("threads", "sys.exit(rank * 5)", 5), ("threads", "sys.exit(rank * -1)", 255),
     ("threads", "sys.exit('words' if rank else 0)", 1),
+    ("threads", "import os; os._exit(0)", 0), ("threads", "import os; os._exit(rank * 5)", 5),
     pytest.param("gloo", "sys.exit('words' if rank else 0)", 1, marks=pytest.mark.slow),  # python's own, as in the test of the order
 ])  # fmt: skip
 def test_the_exit_code_is_that_of_the_first_rank_that_failed(on, leave, want, script, capfd):
@@ -186,6 +187,21 @@ def test_a_rank_that_left_with_an_error_is_named_though_others_wait_for_it(scrip
     code, _, err = outcome(script(INIT + "if rank:\n    sys.exit(4)\ndist.barrier()\n"), capfd)
     assert code == 4
     assert "rank 1 returned while rank 0 waits for it" in err and "rank 1 with exit code 4" in err
+
+
+def test_a_rank_that_ends_its_process_at_once_ends_alone_and_its_children_end_as_they_do(script, capfd):
+    text = """import os
+if rank == 0:
+    child = os.fork()
+    if child == 0:
+        os._exit(7)
+    print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    os._exit(0)
+dist.barrier()
+"""
+    code, out, err = outcome(script(INIT + text), capfd)
+    assert code == 1 and "rank 0 returned while rank 1 waits for it" in err  # it ended all ranks, with exit code 0
+    assert out == ["[rank 0] child 7"]
 
 
 def test_an_exception_is_shown_though_another_rank_had_left_with_an_error(script, capfd):
