@@ -269,11 +269,11 @@ class Attributor:
             return not fault_of(outcome(work or self._work))
 
     def _refused_later(self, trace: Trace, reason: str) -> bool:
-        """Whether this run gets as far as the first one, and is refused by another error."""
+        """Whether this run gets as far as the first one, and is refused by another error, or comes to a wrong result."""
         before, first = self._first or self._traced()
         missing = {step.op for step in before.steps} - {step.op for step in trace.steps}
-        if len(missing) > 1 or fault_class(reason) != REFUSED or same_kind(first, reason):  # one op may be replaced
-            return False
+        if len(missing) > 1 or not reason or fault_class(reason) == RAISES or same_kind(first, reason):
+            return False  # one op may be replaced
         self._follows = re.sub(r"^.*?: (?=\w+(Error|Exception): )", "", reason.splitlines()[0])[:160]
         return True
 

@@ -186,6 +186,8 @@ def test_a_run_that_is_refused_earlier_is_not_past_the_first_error():
     assert not one(first, ["a", "b", "c", "cat"])._refused_later(reached, other)
     assert not one(first, ["a", "b", "cat"])._refused_later(reached, first)
     assert not one(first, ["a", "b", "cat"])._refused_later(reached, "rank 1 raises ValueError: no rule")
+    assert one(first, ["a", "b", "cat"])._refused_later(reached, "rank 0: result gathered from R differs at [0]: got 1")
+    assert not one(first, ["a", "b", "cat"])._refused_later(reached, "")
 
 
 def test_what_makes_a_sum_of_booleans_is_the_cause_and_not_what_reads_it():
