@@ -101,10 +101,11 @@ def changed_tensors(sample: Sample, changed: Mapping[int, Tensor]) -> tuple[Tens
 
 
 def _ordered(x: Tensor, name: str) -> Tensor:
-    if name not in SORTED_ARGUMENTS:
+    if name not in SORTED_ARGUMENTS or x.is_complex():
         return x
-    rows = x.sort(-1).values
-    return x if torch.equal(rows, x) else rows  # a view stays one
+    wide = x.float() if x.is_floating_point() and x.element_size() == 1 else x  # torch sorts no float8
+    rows = wide.sort(-1).values
+    return x if torch.equal(rows, wide) else rows.to(x.dtype)  # a view stays one
 
 
 def argument_names(sample: Sample) -> tuple[str, ...]:

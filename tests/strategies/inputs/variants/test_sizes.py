@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from strategies.inputs.variants import sizes
+from strategies.model.arguments import with_tensors
 from tests.strategies.cases import numbers, sample
 
 X = numbers(4, 6)
@@ -63,6 +64,14 @@ def test_a_longer_row_of_boundaries_is_in_order_too():
     (longer, _) = sizes.with_oblong_sizes(sample("searchsorted.Tensor", rows, numbers(4, 4)))
     assert longer.tensors[0].shape == (4, 6) and torch.equal(longer.tensors[0], longer.tensors[0].sort(-1).values)
     assert not torch.equal(longer.tensors[1], longer.tensors[1].sort(-1).values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16, torch.complex64, torch.uint8])
+def test_boundaries_of_any_dtype_can_be_changed(dtype):
+    given = sample("bucketize.Tensor", numbers(4), torch.arange(3.0))
+    changed = with_tensors(given, {1: torch.tensor([3.0, 1.0, 2.0]).to(dtype)}, "other").tensors[1]
+    assert changed.dtype == dtype
+    assert changed.to(torch.complex64).tolist() == ([3, 1, 2] if dtype.is_complex else [1, 2, 3])
 
 
 def test_boundaries_of_another_length_are_in_order_too():
