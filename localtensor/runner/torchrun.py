@@ -201,6 +201,7 @@ def _first_on_path(options: TorchrunOptions) -> Iterator[None]:
 
 def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | None, *, prefix: bool) -> int:
     import torch.distributed as dist  # lazy: invalid options are refused without torch
+    import torch.multiprocessing
 
     from localtensor._util.patching import wrapped  # it imports torch
     from localtensor.threads.run import run_in_threads
@@ -232,6 +233,7 @@ def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | N
     recorder: Recorder | None = None
     with ExitStack() as stack:
         stack.enter_context(_first_on_path(options))
+        stack.enter_context(wrapped(torch.multiprocessing, "spawn", _spawned))
         stack.enter_context(wrapped(os, "_exit", functools.partial(_end_of_rank, threads)))
         if streams is not None:
             stack.enter_context(streams)
@@ -267,6 +269,15 @@ def _end_of_rank(threads: set[int], original: Callable[[int], NoReturn], status:
     if simulation is None or simulation.forked or threading.get_ident() not in threads:
         original(status)
     raise SystemExit(status)
+
+
+def _spawned(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+    """Says so first: with torchrun's environment such processes wait for a store that none of them makes, under torchrun as well."""
+    _print_error(
+        "localtensor run: the script starts processes by torch.multiprocessing.spawn, which are no ranks of this run. "
+        "A script that starts its ranks itself is run by python; here it has to read RANK and WORLD_SIZE, as under torchrun."
+    )
+    return original(*args, **kwargs)
 
 
 def _note_exit(recorder: "Recorder | None", rank: int, leaving: SystemExit, code: int) -> None:

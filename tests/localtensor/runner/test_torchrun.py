@@ -204,6 +204,13 @@ dist.barrier()
     assert out == ["[rank 0] child 7"]
 
 
+def test_a_script_that_starts_its_ranks_itself_is_told_how_to_run(script, capfd, monkeypatch):
+    monkeypatch.setattr("torch.multiprocessing.spawn", lambda work, nprocs: print("started", nprocs))
+    code, out, err = outcome(script("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n", ranks=1), capfd)
+    assert (code, out) == (0, ["started 2"])
+    assert "starts processes by torch.multiprocessing.spawn, which are no ranks of this run" in err
+
+
 def test_an_exception_is_shown_though_another_rank_had_left_with_an_error(script, capfd):
     code, _, err = outcome(script(INIT + "if rank:\n    raise ValueError('of rank 1')\nsys.exit(4)\n"), capfd)
     assert code and "ValueError: of rank 1" in err and "Traceback" in err
