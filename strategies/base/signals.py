@@ -187,11 +187,14 @@ def limit_exit_time() -> None:
         _after(EXIT_SECONDS, lambda: _end(_State.came or signal.SIGINT))
 
 
-def limit_leaving(code: object) -> None:
-    """Ends the process with its exit code, should a thread or an exit handler of other code hold it open after the report."""
-    ours = code & 0xFF if isinstance(code, int) else EXIT_WRONG
-    what = f"a thread or an exit handler of a module or an executor of yours has not ended within {LEAVE_SECONDS:g} s"
-    _after(LEAVE_SECONDS, lambda: _leave(ours, f"localtensor: {what} of the report; it is left."))
+def limit_leaving(code: object, whose: str = "a module or an executor of yours", seconds: float = 0.0) -> None:
+    """Ends the process with its exit code, should a thread or an exit handler of other code hold it open after the report.
+
+    It has so many seconds, `LEAVE_SECONDS` by default.
+    """
+    ours, limit = code & 0xFF if isinstance(code, int) else EXIT_WRONG, seconds or LEAVE_SECONDS
+    what = f"a thread, a process or an exit handler of {whose} has not ended within {limit:.3g} s of the report"
+    _after(limit, lambda: _leave(ours, f"localtensor: {what}; it is left."))
 
 
 def _end(number: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +11,9 @@ from localtensor.errors import LocalTensorError
 from localtensor.runner.torchrun import TorchrunOptions, run_script
 from strategies.base import signals
 from strategies.cli.options import RunOptions, fail
+
+MOST_SECONDS = 86400.0
+"""Of a limit: a day, as for the run itself."""
 
 
 def run(options: RunOptions) -> int:
@@ -25,8 +29,15 @@ def run(options: RunOptions) -> int:
     if options.html is not None:
         given["planned"] = planned
     given |= {"ranks": 1} if options.ranks is None else {}
+    end = time.monotonic() + options.timeout
     with signals.interruptible():  # Ctrl-C stops the user's program
-        return run_script(TorchrunOptions(**given, note=note(options)))
+        code = run_script(TorchrunOptions(**given, note=note(options)))
+    if (
+        options.timeout > 0
+    ):  # it is that of the whole run: Python waits for threads and processes that the script leaves behind
+        left = min(max(end - time.monotonic(), signals.EXIT_SECONDS), MOST_SECONDS)
+        signals.limit_leaving(code or signals.EXIT_WRONG, "the script", left)
+    return code
 
 
 _OURS = re.compile(r"--(on|html|summary|faults|explain-isolation)(=.*)?", re.DOTALL)

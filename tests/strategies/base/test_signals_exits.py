@@ -271,3 +271,24 @@ def test_the_handlers_of_a_script_take_as_long_as_they_like(tmp_path):
     words = [sys.executable, "-c", HELD.replace("HOW", ""), "run", str(script)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout) == (0, "late\n"), done.stderr
+
+
+@pytest.mark.parametrize("left", [
+    "import atexit, time\natexit.register(time.sleep, 600)\n",
+    "import subprocess, sys, atexit\nwaits = [sys.executable, '-c', 'import time; time.sleep(600)']\natexit.register(subprocess.Popen(waits).wait)\n",
+], ids=["handler", "process"])  # fmt: skip
+def test_what_a_script_has_left_running_ends_with_the_time_of_the_run(left, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(left)
+    words = [
+        sys.executable,
+        "-c",
+        HELD.replace("HOW", "signals.EXIT_SECONDS = 0.1"),
+        "run",
+        "--timeout",
+        "3",
+        str(script),
+    ]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert "exit handler of the script has not ended within" in done.stderr
