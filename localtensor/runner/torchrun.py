@@ -201,9 +201,7 @@ def _first_on_path(options: TorchrunOptions) -> Iterator[None]:
 
 def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | None, *, prefix: bool) -> int:
     import torch.distributed as dist  # lazy: invalid options are refused without torch
-    import torch.multiprocessing
 
-    from localtensor._util.patching import wrapped  # it imports torch
     from localtensor.threads.run import run_in_threads
     from localtensor.threads.state.special_slots import launcher_environment
 
@@ -233,8 +231,7 @@ def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | N
     recorder: Recorder | None = None
     with ExitStack() as stack:
         stack.enter_context(_first_on_path(options))
-        stack.enter_context(wrapped(torch.multiprocessing, "spawn", _spawned))
-        stack.enter_context(wrapped(os, "_exit", functools.partial(_end_of_rank, threads)))
+        stack.enter_context(_own_processes(threads))
         if streams is not None:
             stack.enter_context(streams)
         try:
@@ -261,6 +258,18 @@ def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | N
     if any(codes.values()):
         _print_error(str(errors.ScriptFailed(codes)))
     return next((code for code in codes.values() if code), OK)
+
+
+@contextmanager
+def _own_processes(threads: set[int]) -> Iterator[None]:
+    """Inside, what a script does to its own process, or starts as one, is that of a rank: one of these threads."""
+    import torch.multiprocessing
+
+    from localtensor._util.patching import wrapped  # it imports torch
+
+    leave = functools.partial(_end_of_rank, threads)
+    with wrapped(torch.multiprocessing, "spawn", _spawned), wrapped(os, "_exit", leave):
+        yield
 
 
 def _end_of_rank(threads: set[int], original: Callable[[int], NoReturn], status: int) -> NoReturn:

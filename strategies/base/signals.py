@@ -188,10 +188,7 @@ def limit_exit_time() -> None:
 
 
 def limit_leaving(code: object, whose: str = "a module or an executor of yours", seconds: float = 0.0) -> None:
-    """Ends the process with its exit code, should a thread or an exit handler of other code hold it open after the report.
-
-    It has so many seconds, `LEAVE_SECONDS` by default.
-    """
+    """Ends the process with its exit code if threads, processes or exit handlers of other code hold it open for so long (`LEAVE_SECONDS`)."""
     ours, limit = code & 0xFF if isinstance(code, int) else EXIT_WRONG, seconds or LEAVE_SECONDS
     what = f"a thread, a process or an exit handler of {whose} has not ended within {limit:.3g} s of the report"
     _after(limit, lambda: _leave(ours, f"localtensor: {what}; it is left."))

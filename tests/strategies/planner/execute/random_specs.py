@@ -16,7 +16,8 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import PARTIAL_KINDS, Mesh, ShardOrder, Spec, StridedShard, is_unambiguous, shard_cut
+from localtensor.layout import PARTIAL_KINDS, Mesh, Spec, StridedShard, is_unambiguous, shard_cut
+from localtensor.layout.spec import ShardOrder
 from strategies.planner.steps.alpha_beta import partials_commute
 from strategies.planner.steps.legal_steps import why_not_made
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from localtensor.errors import LocalTensorError
-from localtensor.layout import NETWORK, BadNetwork, Network
+from localtensor.layout import NETWORK, Network
+from localtensor.layout.links import BadNetwork
 from localtensor.layout.mesh import Mesh
 from strategies.planner.steps.prices import TOPOLOGY
 from strategies.planner.steps.topology import BadTopology, Cluster, cluster_from_json, parse_topology, read_topology
