@@ -179,9 +179,8 @@ def on_ranks(
     pool: dict[Key, list[Tensor]] = {} if settled is None else settled.pool
     options: Any = {"ranks": program.ranks, "seed": program.seed}
     try:
-        if (
-            program.on == "threads"
-        ):  # a partial: ranks get no copies; replicas that differ are a divergence, with its reason
+        # A partial: ranks get no copies.  Replicas that differ are a divergence, with its reason.
+        if program.on == "threads":
             trained = partial(_trained_rank, *given, pool, settled)
             ran = run(trained, leftovers="ignore", replicas="ignore", **options)
             return ran.values, ran.calls

@@ -32,9 +32,8 @@ def run(options: RunOptions) -> int:
     end = time.monotonic() + options.timeout
     with signals.interruptible():  # Ctrl-C stops the user's program
         code = run_script(TorchrunOptions(**given, note=note(options)))
-    if (
-        options.timeout > 0
-    ):  # it is that of the whole run: Python waits for threads and processes that the script leaves behind
+    # It is the limit of the whole run: Python waits for threads and processes that the script leaves behind.
+    if options.timeout > 0:
         left = min(max(end - time.monotonic(), signals.EXIT_SECONDS), MOST_SECONDS)
         signals.limit_leaving(code or signals.EXIT_WRONG, "the script", left)
     return code

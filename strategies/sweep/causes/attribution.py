@@ -307,9 +307,8 @@ class Attributor:
         plain, traced = partial(_op_replaced, keep=True), _decomposition_replaced
         for how, whole, fix in (HANDLER, plain, PLAIN_HANDLER), (DECOMPOSITION, traced, OP_BY_OP):
             steps = {op: step for op, calls in outer.items() for step in calls if step.how == how}
-            then = (
-                self._traced(*around, *map(whole, steps))[0].steps if steps else []
-            )  # an error may end the run before them
+            # An error may have ended the run before further ones.
+            then = self._traced(*around, *map(whole, steps))[0].steps if steps else []
             steps |= {step.op: step for step in then if step.how == how and not step.outer and step.op not in steps}
             if len(steps) < 2 or not self.cures(*around, *map(whole, steps)):
                 continue
