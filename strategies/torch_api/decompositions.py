@@ -8,7 +8,7 @@ checks of classes that look for no stand-ins.
 | ShardingPropagator.decomp_strategy: has_decomp, propagate_strategy,       | by feature  | 2.13       |
 | _get_candidate_placements (set on a copy)                                 |             |            |
 | without it, _decompositions.DecompShardingStrategy with the same names    | 2.11        | 2.11       |
-| torch._C._dispatch_has_kernel_for_dispatch_key: composite, Autograd ...   | 2.13        | 2.13       |
+| torch._C._dispatch_has_kernel_for_dispatch_key: composite, Autograd ...   | 2.11 - 2.15 | 2.13       |
 | torch._compile._disable_dynamo asks getattr(function, "__dynamo_disable") | 2.11 - 2.15 | 2.13       |
 | torch._subclasses.fake_tensor.traceback: extract_stack for each fake mode | by feature  | 2.13       |
 | the metaclass of DeviceMesh and placements: `__instancecheck__`, and the  |             |            |
